@@ -1,0 +1,7 @@
+// Package event is the model that every other package speaks: records of the
+// write-ahead log, the events they become, positions, and how failures are
+// classed. It uses the standard library only and knows no driver.
+//
+//	replication ──Record──▶ outbox ──Event──▶ publisher
+//	                  └────────── relay ──────────┘
+package event

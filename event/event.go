@@ -1,0 +1,89 @@
+package event
+
+import "time"
+
+// Names of the headers that the relay sets.
+const (
+	HeaderID            = "Outbox-Id"
+	HeaderPos           = "Outbox-Pos"
+	HeaderAggregateType = "Outbox-Aggregate-Type"
+	HeaderAggregateID   = "Outbox-Aggregate-Id"
+	HeaderEventType     = "Outbox-Event-Type"
+	HeaderTime          = "Outbox-Time"
+	HeaderSchemaVersion = "Outbox-Schema-Version"
+	HeaderTable         = "Outbox-Table"
+	HeaderReason        = "Outbox-Reason"
+	HeaderSubject       = "Outbox-Subject"
+	HeaderContentType   = "Content-Type"
+)
+
+// Event is what becomes one message of the stream. The relay reuses one Event
+// for all: its byte slices are valid until the next one is mapped.
+type Event struct {
+	ID       []byte // the event's own id, as text; header Outbox-Id
+	MsgID    []byte // Nats-Msg-Id: the id, with the table's name before it where ids are not uuids
+	Subject  []byte // valid subject, without wildcards
+	Headers  []Header
+	Payload  []byte
+	Position Position
+
+	Table         string // schema.table, or the prefix of a logical message
+	AggregateType []byte
+	AggregateID   []byte
+	EventType     []byte
+	XID           uint32
+	CommitTime    time.Time
+}
+
+// Header is one header line of a message. The value has no line breaks.
+type Header struct {
+	Name  string
+	Value []byte
+}
+
+// Origin says which log the records come from.
+type Origin struct {
+	SystemID string // system identifier of the cluster
+	Database string
+	Slot     string
+
+	Timeline uint32 // of the session
+	WALEnd   LSN    // end of the server's WAL when the session began
+
+	// ConfirmedFlush is the slot's confirmed flush LSN once the session owns
+	// the slot: every transaction that ends after it is delivered.
+	ConfirmedFlush LSN
+
+	// Fingerprint changes when publications, tables or the message prefix do.
+	Fingerprint string
+}
+
+// Checkpoint is a settled place in the log: every event up to Position is
+// stored in the stream, and Confirm may be confirmed.
+type Checkpoint struct {
+	Events     uint64   // events settled in this session up to here
+	Position   Position // of the last of them
+	XID        uint32   // of the transaction of Position
+	CommitTime time.Time
+	Confirm    LSN
+}
+
+// Resume tells where a session continues.
+type Resume struct {
+	// After is the position of the last stored event: events at or before it
+	// are dropped. Zero drops none.
+	After Position
+
+	// Skip is the number of further events that are stored though their
+	// messages are gone from the stream; they are dropped, too.
+	Skip uint64
+
+	// Proof, when set, is the transaction that must reappear while events are
+	// dropped, with the same XID and commit time. Otherwise the server is not
+	// the one that was read before.
+	Proof *Checkpoint
+
+	// Suspect asks to publish the first event alone, because the last session
+	// ended on an error that may be that event's fault.
+	Suspect bool
+}
