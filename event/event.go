@@ -47,8 +47,9 @@ type Origin struct {
 	Database string
 	Slot     string
 
-	Timeline uint32 // of the session
-	WALEnd   LSN    // end of the server's WAL when the session began
+	Timeline uint32   // of the session
+	History  []Switch // the timelines before it, oldest first
+	WALEnd   LSN      // end of the server's WAL when the session began
 
 	// ConfirmedFlush is the slot's confirmed flush LSN once the session owns
 	// the slot: every transaction that ends after it is delivered.
@@ -56,6 +57,26 @@ type Origin struct {
 
 	// Fingerprint changes when publications, tables or the message prefix do.
 	Fingerprint string
+}
+
+// Switch is the place where a timeline ended and the next one began.
+type Switch struct {
+	Timeline uint32
+	End      LSN
+}
+
+// Contains reports whether p lies in the origin's history. A position on a
+// timeline that was left before p's commit, or past the end of the WAL, does not.
+func (o *Origin) Contains(p Position) bool {
+	if p.Timeline == o.Timeline {
+		return p.Commit < o.WALEnd
+	}
+	for _, s := range o.History {
+		if s.Timeline == p.Timeline {
+			return p.Commit < s.End
+		}
+	}
+	return false
 }
 
 // Checkpoint is a settled place in the log: every event up to Position is

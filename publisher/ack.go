@@ -1,0 +1,176 @@
+package publisher
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Error codes of the JetStream API, from the server's errors.json.
+const (
+	codeStreamNotFound    = 10059
+	codeWrongStream       = 10060
+	codeWrongLastSeq      = 10071
+	codeTooLarge          = 10054
+	codeHeaderTooLarge    = 10097
+	codeStoreFailed       = 10077
+	codeMessageNotFound   = 10037
+	codeStreamSealed      = 10109
+	codeDuplicateAsync    = 10158
+	codeWrongLastMsgID    = 10070
+	codeMaxBytes          = 10047
+	codeInsufficient      = 10023
+	codeUnavailable       = 10008
+	codeNotLeader         = 10009
+	codeMirrorPublish     = 10055
+	codeMessageTTLInvalid = 10165
+)
+
+// apiError is the error object of a JetStream reply.
+type apiError struct {
+	Code        int    `json:"code"`
+	ErrCode     int    `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *apiError) Error() string {
+	return fmt.Sprintf("%s (%d)", e.Description, e.ErrCode)
+}
+
+type pubAck struct {
+	Stream    string    `json:"stream"`
+	Sequence  uint64    `json:"seq"`
+	Duplicate bool      `json:"duplicate"`
+	Error     *apiError `json:"error"`
+}
+
+// ackSequence reads the usual ack without a JSON decoder: the stream first,
+// no duplicate, the sequence last, as the server writes it in processJetStreamMsg.
+func ackSequence(p []byte) (seq uint64, ok bool) {
+	if len(p) < 12 || p[0] != '{' || p[1] != '"' || p[2] != 's' || p[len(p)-1] != '}' {
+		return 0, false
+	}
+	i := len(p) - 2
+	for i > 0 && p[i] >= '0' && p[i] <= '9' {
+		i--
+	}
+	if i+1 == len(p)-1 || len(p)-2-i > 19 {
+		return 0, false
+	}
+	digits := p[i+1 : len(p)-1]
+	if p[i] == ' ' {
+		i--
+	}
+	if i < 6 || !bytes.Equal(p[i-5:i+1], []byte(`"seq":`)) {
+		return 0, false
+	}
+	for _, c := range digits {
+		seq = seq*10 + uint64(c-'0')
+	}
+	return seq, true
+}
+
+// errNoResponders is the server's 503: nothing listens to the subject, which
+// is a stream without leader, or a subject that no stream binds.
+var errNoResponders = errors.New("no stream answers for the subject (503)")
+
+// surprise is anything but the expected ack for the message predicted to
+// become sequence seq. It ends the session.
+type surprise struct {
+	seq       uint64
+	duplicate uint64 // the sequence a duplicate ack named; 0 if it is none
+	alone     bool   // nothing else was in flight
+	err       error
+}
+
+func (s *surprise) Error() string {
+	return fmt.Sprintf("message for stream sequence %d: %v", s.seq, s.err)
+}
+
+func (s *surprise) Unwrap() error { return s.err }
+
+// parseReply reads the reply for the message predicted to become seq.
+func parseReply(seq uint64, header, payload []byte) *surprise {
+	if got, ok := ackSequence(payload); ok {
+		if got == seq {
+			return nil
+		}
+		return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: another client writes to the stream", got)}
+	}
+	if len(header) > 0 && bytes.HasPrefix(header, []byte("NATS/1.0 503")) {
+		return &surprise{seq: seq, err: errNoResponders}
+	}
+	var a pubAck
+	if err := json.Unmarshal(payload, &a); err != nil {
+		return &surprise{seq: seq, err: fmt.Errorf("reply that is no ack: %w", err)}
+	}
+	switch {
+	case a.Error != nil:
+		return &surprise{seq: seq, err: a.Error}
+	case a.Duplicate && a.Sequence == 0:
+		// A clustered 2.10 answers so after refusing the expected sequence.
+		return &surprise{seq: seq, err: errors.New("duplicate without a sequence, which is no ack")}
+	case a.Sequence == seq:
+		return nil
+	case a.Duplicate:
+		return &surprise{
+			seq: seq, duplicate: a.Sequence,
+			err: fmt.Errorf("taken for a duplicate of stream sequence %d", a.Sequence),
+		}
+	}
+	return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: another client writes to the stream", a.Sequence)}
+}
+
+// poisonOf says whether the error of a message that was alone in flight is
+// the message's own fault.
+func poisonOf(err error) *event.Poison {
+	var api *apiError
+	if errors.As(err, &api) {
+		switch api.ErrCode {
+		case codeTooLarge:
+			return &event.Poison{Reason: event.ReasonTooLarge, Detail: api.Description}
+		case codeHeaderTooLarge:
+			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
+		case codeWrongStream:
+			return &event.Poison{Reason: event.ReasonSubject, Detail: "the subject belongs to another stream"}
+		case codeMessageTTLInvalid:
+			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
+		}
+	}
+	var p protocolError
+	if errors.As(err, &p) && p.permissions() {
+		return &event.Poison{Reason: event.ReasonNotAuthorized, Detail: p.Error()}
+	}
+	return nil
+}
+
+// classify gives an error of a publish its class and hint.
+func classify(stream string, err error) error {
+	var api *apiError
+	var p protocolError
+	switch {
+	case errors.As(err, &api):
+		switch api.ErrCode {
+		case codeStreamNotFound:
+			return event.Fail(event.Precondition, "", "stream %q: %w", stream, err)
+		case codeStreamSealed, codeMirrorPublish:
+			return event.Fail(event.Precondition, "the relay needs a stream that accepts messages", "stream %q: %w", stream, err)
+		case codeStoreFailed, codeMaxBytes, codeInsufficient:
+			return event.Fail(event.Transient, "the stream or the server is full: raise its limits or let consumers work it off", "stream %q: %w", stream, err)
+		}
+	case errors.As(err, &p) && p.authorization():
+		return event.Fail(event.Transient, "check the NATS credentials", "%w", err)
+	}
+	return err
+}
+
+// sequenceOf reads the last token of a reply subject.
+func sequenceOf(subject []byte) (uint64, bool) {
+	i := bytes.LastIndexByte(subject, '.')
+	seq, err := strconv.ParseUint(string(subject[i+1:]), 10, 64)
+	return seq, err == nil
+}

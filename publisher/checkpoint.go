@@ -1,0 +1,153 @@
+package publisher
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// openBucket finds or creates the bucket of the checkpoints.
+func (s *Session) openBucket(ctx context.Context) error {
+	kv, err := s.js.KeyValue(ctx, s.o.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		kv, err = s.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket:      s.o.Bucket,
+			Description: "checkpoints of walrelay, one key a stream",
+			History:     jetstream.KeyValueMaxHistory,
+			Storage:     jetstream.FileStorage,
+			Replicas:    max(s.config.Replicas, 1),
+		})
+		if errors.Is(err, jetstream.ErrBucketExists) {
+			kv, err = s.js.KeyValue(ctx, s.o.Bucket)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint bucket %q: %w", s.o.Bucket, err)
+	}
+	s.kv = kv
+	return nil
+}
+
+// storedMessage is a message as the leader's STREAM.MSG.GET returns it.
+type storedMessage struct {
+	Subject string `json:"subject"`
+	Seq     uint64 `json:"seq"`
+	Header  []byte `json:"hdrs"`
+	Data    []byte `json:"data"`
+}
+
+// fetch asks the leader for a message, nil when it is gone. A direct get could
+// be answered by a follower that lags.
+func (s *Session) fetch(ctx context.Context, stream string, request any) (*storedMessage, error) {
+	req, err := json.Marshal(request)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	msg, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, req)
+	if err != nil {
+		return nil, err
+	}
+	var reply struct {
+		Error   *apiError      `json:"error"`
+		Message *storedMessage `json:"message"`
+	}
+	if err := json.Unmarshal(msg.Data, &reply); err != nil {
+		return nil, err
+	}
+	switch {
+	case reply.Error != nil && reply.Error.ErrCode == codeMessageNotFound:
+		return nil, nil
+	case reply.Error != nil:
+		return nil, reply.Error
+	case reply.Message == nil:
+		return nil, errors.New("reply without a message")
+	}
+	return reply.Message, nil
+}
+
+type bySequence struct {
+	Seq uint64 `json:"seq"`
+}
+
+type bySubject struct {
+	Last string `json:"last_by_subj"`
+}
+
+// readCheckpoint returns nil when there is none.
+func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
+	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{"$KV." + s.o.Bucket + "." + s.o.Stream})
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint: %w", err)
+	}
+	s.revision = 0
+	if m == nil {
+		return nil, nil
+	}
+	s.revision = m.Seq
+	if len(m.Data) == 0 {
+		return nil, nil // deleted with kv del
+	}
+	var r record
+	if err := json.Unmarshal(m.Data, &r); err != nil {
+		return nil, event.Fail(event.Precondition,
+			fmt.Sprintf("nats kv history %s %s shows it; remove it with nats kv del to start from the stream's last message", s.o.Bucket, s.o.Stream),
+			"the checkpoint of stream %q cannot be read: %w", s.o.Stream, err)
+	}
+	return &r, nil
+}
+
+// earlierCheckpoints returns what is left of the key's history, newest first.
+func (s *Session) earlierCheckpoints(ctx context.Context) ([]record, error) {
+	entries, err := s.kv.History(ctx, s.o.Stream)
+	if err != nil {
+		return nil, fmt.Errorf("read checkpoint history: %w", err)
+	}
+	var rs []record
+	for _, e := range slices.Backward(entries) {
+		var r record
+		if e.Operation() == jetstream.KeyValuePut && json.Unmarshal(e.Value(), &r) == nil {
+			rs = append(rs, r)
+		}
+	}
+	return rs, nil
+}
+
+// writeCheckpoint replaces the checkpoint that this session read or wrote
+// before. Another writer in between makes it fail.
+func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	rev, err := s.kv.Update(ctx, s.o.Stream, b, s.revision)
+	if err != nil {
+		return fmt.Errorf("write checkpoint: %w", err)
+	}
+	s.revision = rev
+	s.current = r
+	return nil
+}
+
+// Checkpoint implements relay.Sink. It blocks until the record is acked.
+func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
+	r := s.current
+	r.Sequence = s.base + c.Events
+	r.Confirm = max(r.Confirm, c.Confirm)
+	if c.Position != r.Position {
+		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
+	}
+	if r == s.current {
+		return nil
+	}
+	return s.writeCheckpoint(ctx, r)
+}

@@ -1,0 +1,29 @@
+// Package publisher turns events into stored messages of one JetStream stream,
+// in order and each once.
+//
+// A Session is a chain: every message names the sequence that the stream must
+// have before it (Nats-Expected-Last-Sequence), so thousands can be in flight
+// and still none is stored out of turn: when one is refused, all later ones
+// are. On any surprise the session fails as a whole; nothing is retried alone.
+// A new session asks the stream what it holds (reconcile.go) and goes on there.
+//
+// The caller's obligations, in order:
+//
+//  1. Open a session, then call Resume once, after the replication slot is owned.
+//  2. Drop the events that Resume says are stored, Append the rest in commit order.
+//  3. Flush before waiting for anything else.
+//  4. Confirm an LSN to Postgres only after Checkpoint has recorded it.
+//  5. After the session's failure, or any error, Close it and open another.
+//
+// | file         | holds                                                      |
+// |--------------|------------------------------------------------------------|
+// | publisher.go | options, the life of sessions, what one leaves to the next |
+// | session.go   | the chain: append, window, acks, failure                   |
+// | wire.go      | one NATS client connection, by hand                        |
+// | frame.go     | an event as HPUB bytes                                     |
+// | ack.go       | replies and error codes                                    |
+// | reconcile.go | the decision where to go on, without I/O                   |
+// | checkpoint.go| the record beside the stream                               |
+// | stream.go    | creating and examining the stream                          |
+// | deadletter.go| parking an event                                           |
+package publisher

@@ -1,0 +1,251 @@
+package publisher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"regexp"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Options of a Publisher. Zero values of Bucket, DeadLetters, Window,
+// WindowBytes, AckTimeout, Replicas and Log take their defaults.
+type Options struct {
+	URL     string        // of one server or several, with commas
+	Connect []nats.Option // credentials and TLS
+
+	Stream      string
+	Subjects    []string // filters that cover what the mapper makes
+	Create      bool     // create the streams when they are missing
+	Replicas    int      // of what is created; 1 by default
+	DeadLetters string   // stream of parked events; <Stream>_DLQ by default
+	Park        bool     // poison events are parked, so the dead-letter stream is needed
+	Bucket      string   // KV bucket of the checkpoint; "walrelay" by default
+
+	Window      int           // events in flight at most; 2048 by default
+	WindowBytes int           // bytes in flight at most; 16 MiB by default
+	AckTimeout  time.Duration // 2 s by default
+
+	Adopt     bool // take over a stream that another source wrote
+	AcceptGap bool // go on where events are known or feared to be missing
+
+	Log *slog.Logger
+}
+
+// Publisher opens sessions, one at a time, and carries over what one session
+// leaves to the next. It is not safe for concurrent use.
+type Publisher struct {
+	o Options
+
+	opened    bool       // a session was opened before
+	suspect   bool       // the last session ended on an error that may be one event's fault
+	condemned *condemned // the event that was alone in flight when it was refused
+	twin      *twin      // the event that was taken for a duplicate
+	warned    map[string]bool
+}
+
+type condemned struct {
+	position event.Position
+	why      *event.Poison
+}
+
+type twin struct {
+	position event.Position
+	sequence uint64
+}
+
+var (
+	streamName = regexp.MustCompile(`^[^\s.*>/\\]+$`)
+	bucketName = regexp.MustCompile(`^[a-zA-Z0-9_-]+$`)
+	keyName    = regexp.MustCompile(`^[-/_=a-zA-Z0-9]+$`)
+)
+
+// New checks the options. It connects to nothing.
+func New(o Options) (*Publisher, error) {
+	if o.DeadLetters == "" {
+		o.DeadLetters = o.Stream + "_DLQ"
+	}
+	if o.Bucket == "" {
+		o.Bucket = "walrelay"
+	}
+	if o.Window == 0 {
+		o.Window = 2048
+	}
+	if o.WindowBytes == 0 {
+		o.WindowBytes = 16 << 20
+	}
+	if o.AckTimeout == 0 {
+		o.AckTimeout = 2 * time.Second
+	}
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	var errs []error
+	bad := func(hint, format string, args ...any) {
+		errs = append(errs, event.Fail(event.Usage, hint, format, args...))
+	}
+	switch {
+	case o.Stream == "":
+		bad("name the stream with --stream", "no stream given")
+	case !streamName.MatchString(o.Stream):
+		bad("stream names have no space, dot, *, >, / or \\", "invalid stream name %q", o.Stream)
+	case !keyName.MatchString(o.Stream):
+		bad("use letters, digits, _ and -", "stream name %q cannot be the key of a checkpoint", o.Stream)
+	}
+	if !streamName.MatchString(o.DeadLetters) && o.Stream != "" {
+		bad("stream names have no space, dot, *, >, / or \\", "invalid dead-letter stream name %q", o.DeadLetters)
+	}
+	if o.DeadLetters == o.Stream {
+		bad("name another stream", "dead letters cannot go to the stream itself, %q", o.Stream)
+	}
+	if !bucketName.MatchString(o.Bucket) {
+		bad("use letters, digits, _ and -", "invalid bucket name %q", o.Bucket)
+	}
+	if o.Window < 1 || o.WindowBytes < 1 {
+		bad("", "the window must hold at least one event and one byte, not %d and %d", o.Window, o.WindowBytes)
+	}
+	if o.AckTimeout < 0 {
+		bad("", "the ack timeout must be positive, not %s", o.AckTimeout)
+	}
+	if len(o.Subjects) == 0 {
+		bad("", "no subjects given")
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Publisher{o: o, warned: map[string]bool{}}, nil
+}
+
+// markerSubject is where the marker of a parked event goes. It is bound to the stream.
+func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream }
+
+// deadLetterPrefix is followed by the position of the parked event.
+func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
+
+// Open connects, examines the stream and creates it if it may. fail is called
+// once, from any goroutine, when the session cannot go on. Open blocks for a
+// few round trips, and for as long as a server takes to refuse or time out.
+func (p *Publisher) Open(ctx context.Context, fail func(error)) (*Session, error) {
+	s, err := p.open(ctx, fail)
+	if err != nil {
+		return nil, p.classifyConnect(err)
+	}
+	p.opened = true
+	return s, nil
+}
+
+func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err error) {
+	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
+	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
+	nc, err := connect(ctx, p.o.URL, opts)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	s := &Session{p: p, o: &p.o, nc: nc, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
+		return nil, err
+	}
+	if err := s.openStream(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.openBucket(ctx); err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(nc.ConnectedUrl())
+	if err != nil {
+		return nil, errors.New("connection lost")
+	}
+	if s.w, err = dial(ctx, u, tlsName(nc, u), nc.Opts); err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	inbox := nats.InboxPrefix
+	if nc.Opts.InboxPrefix != "" {
+		inbox = nc.Opts.InboxPrefix + "."
+	}
+	inbox += nuid.Next()
+	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
+	s.replyPrefix = len(inbox) + 1
+	return s, s.w.subscribe(inbox + ".*")
+}
+
+// connect is nats.Connect that gives up when ctx ends.
+func connect(ctx context.Context, servers string, opts []nats.Option) (*nats.Conn, error) {
+	type result struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		nc, err := nats.Connect(servers, opts...)
+		done <- result{nc, err}
+	}()
+	select {
+	case r := <-done:
+		return r.nc, r.err
+	case <-ctx.Done():
+		go func() {
+			if r := <-done; r.err == nil {
+				r.nc.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// tlsName is the host that the certificate has to name: the one the user gave,
+// where a cluster made its other members known by address.
+func tlsName(nc *nats.Conn, u *url.URL) string {
+	for _, s := range nc.Opts.Servers {
+		if g, err := url.Parse(s); err == nil && g.Host == u.Host {
+			return g.Hostname()
+		}
+	}
+	if g, err := url.Parse(nc.Opts.Url); err == nil && g.Hostname() != "" && len(nc.Opts.Servers) == 0 {
+		return g.Hostname()
+	}
+	return u.Hostname()
+}
+
+// classifyConnect gives an error of Open its class and hint. What was right
+// once is expected to be right again: only a first attempt stops the relay.
+func (p *Publisher) classifyConnect(err error) error {
+	var f *event.Failure
+	if errors.As(err, &f) {
+		return err
+	}
+	class := event.Precondition
+	if p.opened {
+		class = event.Transient
+	}
+	var proto protocolError
+	switch {
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
+		errors.As(err, &proto) && proto.authorization():
+		return event.Fail(class, "check the credentials: --nats-creds, --nats-nkey, --nats-user with --nats-password, or --nats-token", "%w", err)
+	case errors.Is(err, nats.ErrPermissionViolation), errors.As(err, &proto) && proto.permissions():
+		return event.Fail(class, "let the user publish to the stream's subjects and $JS.API.>, and subscribe to its inbox", "%w", err)
+	case errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
+		return event.Fail(class, "make the TLS settings of both sides agree: tls:// and --nats-tls-ca", "%w", err)
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+		return event.Fail(event.Transient, "is JetStream enabled on the server and for this account? A cluster needs a quorum, too", "%w", err)
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+		return event.Fail(event.Transient, "is nats-server running and listening there? Set --nats-url or WALRELAY_NATS_URL", "%w", err)
+	}
+	return err
+}

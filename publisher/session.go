@@ -1,0 +1,481 @@
+package publisher
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// outBuffer is the size at which Append writes without being asked to flush.
+const outBuffer = 64 << 10
+
+// Session is one chain of messages. Append, Flush, the waits, Park and Close
+// belong to one goroutine; Settled, Checkpoint and Tick may be called from another one.
+type Session struct {
+	p  *Publisher
+	o  *Options
+	nc *nats.Conn
+	js jetstream.JetStream
+	kv jetstream.KeyValue
+	w  *wire
+
+	config  jetstream.StreamConfig
+	created time.Time
+	msgIDs  bool
+
+	// Of the goroutine that appends.
+	frames   *framer
+	out      []byte
+	lastSeq  uint64 // of the stream when the session began
+	appended uint64 // events appended since
+	skip     uint64
+	bytes    uint64 // appended bytes
+	window   []inFlight
+
+	// Of the goroutine that reads acks, and shared with it.
+	replyPrefix int
+	sent        atomic.Uint64 // events handed to the connection
+	acked       atomic.Uint64 // of these, how many are acked
+	wakeAt      atomic.Uint64 // the appending goroutine waits for that many acks; 0 when it does not
+	wake        chan struct{}
+	reading     sync.WaitGroup
+
+	// Of the goroutine that calls Tick.
+	progress     uint64
+	progressTime time.Time
+
+	// Of whoever writes checkpoints.
+	base     uint64
+	current  record
+	revision uint64
+
+	failOnce sync.Once
+	fail     func(error)
+	err      error // set before failed is closed
+	failed   chan struct{}
+	closing  atomic.Bool
+}
+
+// inFlight is what the window keeps of an event: little, since nothing is sent again.
+type inFlight struct {
+	position event.Position
+	end      uint64 // Session.bytes after it
+}
+
+// Resume implements relay.Sink: it reads what the stream holds, decides where
+// to go on, claims the stream with a checkpoint and starts to read acks.
+func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume, error) {
+	f := findings{
+		stream: s.o.Stream, origin: origin, created: s.created,
+		adopt: s.o.Adopt, acceptGap: s.o.AcceptGap,
+	}
+	st, err := s.js.Stream(ctx, s.o.Stream)
+	if err != nil {
+		return event.Resume{}, streamError(s.o.Stream, err)
+	}
+	f.lastSeq = st.CachedInfo().State.LastSeq
+	if f.lastSeq > 0 {
+		if f.last, err = s.readLast(ctx, f.lastSeq); err != nil {
+			return event.Resume{}, err
+		}
+	}
+	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
+		return event.Resume{}, err
+	}
+	if f.checkpoint != nil && f.lastSeq < f.checkpoint.Sequence {
+		if f.earlier, err = s.earlierCheckpoints(ctx); err != nil {
+			return event.Resume{}, err
+		}
+	}
+	d, err := decide(f)
+	if err != nil {
+		return event.Resume{}, err
+	}
+	for _, n := range d.notes {
+		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
+	}
+	if err := s.resolveTwin(ctx); err != nil {
+		return event.Resume{}, err
+	}
+	if err := s.claim(ctx, f, d); err != nil {
+		return event.Resume{}, err
+	}
+	// Once is enough: the next session must not pass over another gap unasked.
+	s.o.Adopt, s.o.AcceptGap = false, false
+
+	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
+	s.window = make([]inFlight, s.o.Window+1)
+	s.progressTime = time.Now()
+	d.resume.Suspect = s.p.suspect
+	s.reading.Go(s.read)
+	return d.resume, nil
+}
+
+func (s *Session) readLast(ctx context.Context, seq uint64) (*lastMessage, error) {
+	m, err := s.fetch(ctx, s.o.Stream, bySequence{seq})
+	if err != nil {
+		return nil, fmt.Errorf("read last message of stream %q: %w", s.o.Stream, err)
+	}
+	if m == nil {
+		return nil, nil
+	}
+	pos, ok := positionOf(m.Header)
+	return &lastMessage{ours: ok, position: pos}, nil
+}
+
+func positionOf(header []byte) (event.Position, bool) {
+	h, err := nats.DecodeHeadersMsg(header)
+	if err != nil {
+		return event.Position{}, false
+	}
+	pos, err := event.ParsePosition(h.Get(event.HeaderPos))
+	return pos, err == nil
+}
+
+// claim writes a checkpoint with the place where the session resumes, so that
+// the stream has an owner before anything is published, and a position of the
+// present timeline and tables. While events are still to be counted off the
+// last checkpoint stands.
+func (s *Session) claim(ctx context.Context, f findings, d decision) error {
+	r := record{
+		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
+		Sequence: d.base, Position: d.resume.After,
+		Confirm: f.origin.ConfirmedFlush, Fingerprint: f.origin.Fingerprint,
+	}
+	if c := f.checkpoint; c != nil && c.Owner == r.Owner {
+		if c.Position == r.Position {
+			r.XID, r.CommitTime = c.XID, c.CommitTime
+		}
+		if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) {
+			r.Confirm = max(r.Confirm, c.Confirm)
+		}
+		if d.resume.Skip > 0 {
+			s.current = *c
+			return nil
+		}
+	}
+	return s.writeCheckpoint(ctx, r)
+}
+
+// resolveTwin looks at the message that the server took for the original of
+// an event. If it is another event, two rows share an id.
+func (s *Session) resolveTwin(ctx context.Context) error {
+	t := s.p.twin
+	if t == nil {
+		return nil
+	}
+	m, err := s.fetch(ctx, s.o.Stream, bySequence{t.sequence})
+	if err != nil {
+		return fmt.Errorf("read message %d of stream %q: %w", t.sequence, s.o.Stream, err)
+	}
+	s.p.twin = nil
+	if m != nil {
+		if pos, ok := positionOf(m.Header); ok && pos == t.position {
+			return nil
+		}
+	}
+	s.p.condemned = &condemned{t.position, &event.Poison{
+		Reason: event.ReasonDuplicateID,
+		Detail: fmt.Sprintf("its id was used before, by the message with sequence %d", t.sequence),
+	}}
+	return nil
+}
+
+// Append implements relay.Sink. It writes to the connection when the
+// out-buffer is full, which blocks while the server does not read.
+func (s *Session) Append(ev *event.Event) error {
+	if c := s.p.condemned; c != nil && c.position == ev.Position {
+		return c.why
+	}
+	seq := s.lastSeq + s.appended + 1
+	header := s.frames.encode(ev, seq)
+	if p := s.unfit(ev, len(header)); p != nil {
+		return p
+	}
+	s.append(ev, header, seq)
+	if len(ev.Payload) >= directPayload {
+		s.sent.Store(s.appended)
+		err := s.w.write(s.out, ev.Payload, []byte("\r\n"))
+		s.out = s.out[:0]
+		return s.check(err)
+	}
+	s.out = append(s.out, ev.Payload...)
+	s.out = append(s.out, "\r\n"...)
+	if len(s.out) >= outBuffer {
+		return s.Flush()
+	}
+	return nil
+}
+
+func (s *Session) append(ev *event.Event, header []byte, seq uint64) {
+	s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
+	s.appended++
+	s.bytes += uint64(len(header) + len(ev.Payload))
+	s.window[s.appended%uint64(len(s.window))] = inFlight{ev.Position, s.bytes}
+}
+
+// unfit says why neither server nor stream would ever take ev.
+func (s *Session) unfit(ev *event.Event, header int) *event.Poison {
+	size := header + len(ev.Payload)
+	switch {
+	case !validSubject(ev.Subject):
+		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("invalid subject %.200q", ev.Subject)}
+	case !s.binds(ev.Subject):
+		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("stream %q does not bind subject %.200q", s.o.Stream, ev.Subject)}
+	case header > maxHeaderBytes:
+		return &event.Poison{Reason: event.ReasonHeaders, Detail: fmt.Sprintf("headers of %d bytes, the limit is %d", header, maxHeaderBytes)}
+	case size > s.w.maxPayload:
+		return &event.Poison{Reason: event.ReasonTooLarge, Detail: fmt.Sprintf("%d bytes with headers, the server's max_payload is %d", size, s.w.maxPayload)}
+	case s.config.MaxMsgSize > 0 && size > int(s.config.MaxMsgSize):
+		return &event.Poison{Reason: event.ReasonTooLarge, Detail: fmt.Sprintf("%d bytes with headers, the stream's max_msg_size is %d", size, s.config.MaxMsgSize)}
+	case s.config.MaxBytes > 0 && int64(size) >= s.config.MaxBytes:
+		return &event.Poison{Reason: event.ReasonTooLarge, Detail: fmt.Sprintf("%d bytes with headers, the stream's max_bytes is %d", size, s.config.MaxBytes)}
+	}
+	return nil
+}
+
+func (s *Session) binds(subject []byte) bool {
+	for _, f := range s.config.Subjects {
+		if matches(f, subject) {
+			return true
+		}
+	}
+	return false
+}
+
+// Flush implements relay.Sink.
+func (s *Session) Flush() error {
+	if len(s.out) == 0 {
+		return s.check(nil)
+	}
+	s.sent.Store(s.appended) // before the write, so that Tick sees one that blocks
+	err := s.w.write(s.out)
+	if cap(s.out) > 4*outBuffer {
+		s.out = nil
+	}
+	s.out = s.out[:0]
+	return s.check(err)
+}
+
+// check makes the session fail with err, and returns why it has failed if it has.
+func (s *Session) check(err error) error {
+	if err != nil {
+		s.failWith(fmt.Errorf("publish: %w", err))
+	}
+	select {
+	case <-s.failed:
+		return s.err
+	default:
+		return nil
+	}
+}
+
+// Full implements relay.Sink.
+func (s *Session) Full() bool {
+	return s.appended-s.acked.Load() >= uint64(s.o.Window) || s.bytesInFlight() >= uint64(s.o.WindowBytes)
+}
+
+func (s *Session) bytesInFlight() uint64 {
+	acked := s.acked.Load()
+	if acked == s.appended {
+		return 0
+	}
+	return s.bytes - s.bytesUpTo(acked)
+}
+
+// bytesUpTo is the number of bytes of the first n events. n was acked lately
+// enough to be in the window, or is 0.
+func (s *Session) bytesUpTo(n uint64) uint64 {
+	if n == 0 {
+		return 0
+	}
+	return s.window[n%uint64(len(s.window))].end
+}
+
+// Settled implements relay.Sink.
+func (s *Session) Settled() uint64 { return s.skip + s.acked.Load() }
+
+// WaitRoom implements relay.Sink. It waits for a quarter of the window, so
+// that the two goroutines do not take turns event by event.
+func (s *Session) WaitRoom(ctx context.Context) error {
+	if err := s.Flush(); err != nil {
+		return err
+	}
+	keep := uint64(s.o.Window) - uint64(s.o.Window)/4
+	n := s.acked.Load() + 1
+	if s.appended > keep {
+		n = max(n, s.appended-keep)
+	}
+	limit := uint64(s.o.WindowBytes)
+	for n < s.appended && s.bytes-s.bytesUpTo(n) > limit-limit/4 {
+		n++
+	}
+	return s.wait(ctx, min(n, s.appended))
+}
+
+// WaitSettled implements relay.Sink.
+func (s *Session) WaitSettled(ctx context.Context, n uint64) error {
+	if err := s.Flush(); err != nil {
+		return err
+	}
+	if n <= s.skip {
+		return nil
+	}
+	return s.wait(ctx, min(n-s.skip, s.appended))
+}
+
+func (s *Session) wait(ctx context.Context, n uint64) error {
+	for s.acked.Load() < n {
+		s.wakeAt.Store(n)
+		if s.acked.Load() >= n {
+			s.wakeAt.Store(0)
+			break
+		}
+		select {
+		case <-s.wake:
+		case <-s.failed:
+			return s.err
+		case <-ctx.Done():
+			s.wakeAt.Store(0)
+			return context.Cause(ctx)
+		}
+	}
+	return s.check(nil)
+}
+
+// read handles replies until the connection ends.
+func (s *Session) read() {
+	var acked uint64 // published to s.acked when the read buffer is used up
+	first := s.lastSeq + 1
+	reply := func(subject, header, payload []byte) error {
+		if len(subject) <= s.replyPrefix {
+			return fmt.Errorf("reply to unknown subject %.60q", subject)
+		}
+		seq, ok := sequenceOf(subject[s.replyPrefix-1:])
+		if !ok {
+			return fmt.Errorf("reply to unknown subject %.60q", subject)
+		}
+		sup := parseReply(seq, header, payload)
+		if sup == nil && seq != first+acked {
+			sup = &surprise{seq: seq, err: fmt.Errorf("acked out of turn, expected sequence %d", first+acked)}
+		}
+		if sup != nil {
+			sup.alone = seq == first+acked && s.sent.Load() == acked+1
+			return sup
+		}
+		acked++
+		return nil
+	}
+	idle := func() {
+		if acked == s.acked.Load() {
+			return
+		}
+		s.acked.Store(acked)
+		if at := s.wakeAt.Load(); at != 0 && acked >= at && s.wakeAt.CompareAndSwap(at, 0) {
+			select {
+			case s.wake <- struct{}{}:
+			default:
+			}
+		}
+	}
+	err := s.w.read(reply, idle)
+	s.acked.Store(acked)
+	var sup *surprise
+	var proto protocolError
+	if errors.As(err, &proto) && proto.permissions() {
+		// It names the subject, not the message: only when one was in flight is it known which.
+		err = &surprise{seq: first + acked, err: err, alone: s.sent.Load() == acked+1}
+	}
+	if !errors.As(err, &sup) {
+		err = fmt.Errorf("connection to NATS: %w", err)
+	}
+	s.failWith(err)
+}
+
+// failWith ends the session: nothing more is sent, the inbox goes with the connection.
+func (s *Session) failWith(err error) {
+	s.failOnce.Do(func() {
+		s.err = classify(s.o.Stream, err)
+		close(s.failed)
+		s.w.close()
+		if !s.closing.Load() {
+			s.fail(s.err)
+		}
+	})
+}
+
+// Tick implements relay.Sink.
+func (s *Session) Tick() {
+	now := time.Now()
+	acked, sent := s.acked.Load(), s.sent.Load()
+	if acked != s.progress || acked == sent {
+		s.progress, s.progressTime = acked, now
+	}
+	if late := now.Sub(s.progressTime); late >= s.o.AckTimeout {
+		s.failWith(event.Fail(event.Transient,
+			"is the broker overloaded, its disk full, or the network cut?",
+			"no ack for %s, %d events in flight", late.Round(time.Millisecond), sent-acked))
+		return
+	}
+	if err := s.w.ping(); err != nil {
+		s.failWith(fmt.Errorf("connection to NATS: %w", err))
+	}
+}
+
+// Close implements relay.Sink. It leaves to the publisher what the next
+// session has to know about the failure.
+func (s *Session) Close() error {
+	s.closing.Store(true)
+	if s.w != nil {
+		s.w.close()
+	}
+	s.reading.Wait()
+	s.nc.Close()
+	select {
+	case <-s.failed:
+		s.bequeath()
+	default:
+	}
+	return nil
+}
+
+func (s *Session) bequeath() {
+	s.p.suspect = false
+	var sup *surprise
+	if !errors.As(s.err, &sup) || sup.seq <= s.lastSeq || sup.seq > s.lastSeq+s.appended {
+		return
+	}
+	pos := s.window[(sup.seq-s.lastSeq)%uint64(len(s.window))].position
+	if sup.duplicate != 0 {
+		s.p.twin = &twin{pos, sup.duplicate}
+		return
+	}
+	why := poisonOf(sup.err)
+	if why == nil {
+		return
+	}
+	if sup.alone {
+		s.p.condemned = &condemned{pos, why}
+		return
+	}
+	s.p.suspect = true
+}
+
+// textOf returns b as text for a log or a header, without line breaks.
+func textOf(b []byte) string { return string(bytes.Map(printable, b)) }
+
+func printable(r rune) rune {
+	if r < ' ' || r == 0x7f {
+		return '?'
+	}
+	return r
+}

@@ -1,0 +1,175 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Options of a Relay. The functions, Mapper and Watcher are required; zero
+// values of the others take their defaults.
+type Options struct {
+	OpenSource func(context.Context) (Source, error)
+	// OpenSink opens a publishing session; fail is called at most once when it
+	// cannot go on.
+	OpenSink func(ctx context.Context, fail func(error)) (Sink, error)
+	Mapper   Mapper
+	Watcher  Watcher
+	// Standby reports whether an error of OpenSource means that another relay
+	// holds the slot.
+	Standby func(error) bool
+
+	Halt           bool          // stop at a poison event instead of parking it
+	MaxParkedInRow int           // 100
+	StatusInterval time.Duration // between checkpoints and statuses; 1 s
+	DrainTimeout   time.Duration // 10 s
+	BackoffMin     time.Duration // 100 ms
+	BackoffMax     time.Duration // 5 s
+
+	Log *slog.Logger
+}
+
+// Relay runs one session after another.
+type Relay struct {
+	o       Options
+	failing side // that the last session failed on
+	report  report
+}
+
+// standbyBackoff is the longest wait between two tries to take over a slot.
+const standbyBackoff = 500 * time.Millisecond
+
+// reminder is how often a wait that does not change is logged again.
+const reminder = time.Minute
+
+// New checks the options and starts nothing.
+func New(o Options) (*Relay, error) {
+	if o.OpenSource == nil || o.OpenSink == nil || o.Mapper == nil || o.Watcher == nil {
+		return nil, errors.New("relay: OpenSource, OpenSink, Mapper and Watcher are required")
+	}
+	if o.Standby == nil {
+		o.Standby = func(error) bool { return false }
+	}
+	if o.MaxParkedInRow == 0 {
+		o.MaxParkedInRow = 100
+	}
+	if o.StatusInterval == 0 {
+		o.StatusInterval = time.Second
+	}
+	if o.DrainTimeout == 0 {
+		o.DrainTimeout = 10 * time.Second
+	}
+	if o.BackoffMin == 0 {
+		o.BackoffMin = 100 * time.Millisecond
+	}
+	if o.BackoffMax == 0 {
+		o.BackoffMax = 5 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Relay{o: o, report: report{log: o.Log}}, nil
+}
+
+// Run works until ctx ends, and returns nil when everything in flight was
+// settled by then. It rides out every failure that can pass, for as long as it
+// takes, and returns the others.
+func (r *Relay) Run(ctx context.Context) error {
+	tries := 0
+	for {
+		progress, err := r.runSession(ctx)
+		if err == nil {
+			return nil
+		}
+		if event.ClassOf(err) == event.Undrained {
+			return err
+		}
+		if ctx.Err() != nil {
+			return nil // nothing is in flight
+		}
+		var at *sideError
+		if errors.As(err, &at) {
+			r.failing = at.side
+			if at.side == sourceSide && !errors.Is(err, errShutdown) {
+				err = r.o.Watcher.Diagnose(ctx, err)
+			}
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		if event.ClassOf(err) != event.Transient {
+			return err
+		}
+		if progress {
+			tries = 0
+			r.report.forget()
+		}
+		standby := r.o.Standby(err)
+		r.report.waiting(r.failing, standby, err)
+		limit := r.o.BackoffMax
+		if standby {
+			limit = min(limit, standbyBackoff)
+		}
+		if !sleep(ctx, r.backoff(tries, limit)) {
+			return nil
+		}
+		tries++
+	}
+}
+
+// backoff doubles from BackoffMin to limit; half of it is jitter, so that
+// relays that lost the same server do not come back together.
+func (r *Relay) backoff(tries int, limit time.Duration) time.Duration {
+	d := r.o.BackoffMin << min(tries, 20)
+	if d > limit || d <= 0 {
+		d = limit
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// report says once a change what the relay waits for.
+type report struct {
+	log     *slog.Logger
+	text    string
+	repeats int
+	next    time.Time
+}
+
+func (r *report) waiting(at side, standby bool, err error) {
+	now := time.Now()
+	text := err.Error()
+	if text == r.text && now.Before(r.next) {
+		r.repeats++
+		return
+	}
+	args := []any{"side", string(at), "err", text}
+	if hint := event.HintOf(err); hint != "" {
+		args = append(args, "hint", hint)
+	}
+	if text == r.text {
+		args = append(args, "tries", r.repeats+1)
+	}
+	if standby {
+		r.log.Info("standing by, another relay holds the slot", args...)
+	} else {
+		r.log.Warn("session ended, trying again", args...)
+	}
+	r.text, r.repeats, r.next = text, 0, now.Add(reminder)
+}
+
+func (r *report) forget() { r.text = "" }
