@@ -22,7 +22,7 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	if s.acked.Load() != s.appended {
 		return errors.New("park: events before the parked one are in flight")
 	}
-	if fits, err := s.lastLook(ctx, ev, why); fits || err != nil {
+	if fits, err := s.lastLook(ctx, ev); fits || err != nil {
 		return err
 	}
 	m := nats.NewMsg(s.o.deadLetterPrefix() + ev.Position.String())
@@ -67,9 +67,8 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 
 // lastLook appends ev after all when the stream was changed since the session
 // began, so that it would be stored now.
-func (s *Session) lastLook(ctx context.Context, ev *event.Event, why *event.Poison) (fits bool, err error) {
-	if why.Reason != event.ReasonSubject && why.Reason != event.ReasonTooLarge ||
-		s.p.condemned != nil && s.p.condemned.position == ev.Position {
+func (s *Session) lastLook(ctx context.Context, ev *event.Event) (fits bool, err error) {
+	if s.unfitAt != ev.Position {
 		return false, nil
 	}
 	st, err := s.js.Stream(ctx, s.o.Stream)

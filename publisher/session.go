@@ -40,6 +40,7 @@ type Session struct {
 	skip     uint64
 	bytes    uint64 // appended bytes
 	window   []inFlight
+	unfitAt  event.Position // of the last event that did not fit the stream's settings
 
 	// Of the goroutine that reads acks, and shared with it.
 	replyPrefix int
@@ -199,6 +200,7 @@ func (s *Session) Append(ev *event.Event) error {
 	seq := s.lastSeq + s.appended + 1
 	header := s.frames.encode(ev, seq)
 	if p := s.unfit(ev, len(header)); p != nil {
+		s.unfitAt = ev.Position
 		return p
 	}
 	s.append(ev, header, seq)
