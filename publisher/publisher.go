@@ -11,7 +11,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nuid"
 
 	"github.com/walrelay/walrelay/event"
 )
@@ -174,11 +173,7 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	if s.w, err = dial(ctx, u, tlsName(nc, u), nc.Opts); err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
 	}
-	inbox := nats.InboxPrefix
-	if nc.Opts.InboxPrefix != "" {
-		inbox = nc.Opts.InboxPrefix + "."
-	}
-	inbox += nuid.Next()
+	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
 	s.replyPrefix = len(inbox) + 1
 	return s, s.w.subscribe(inbox + ".*")

@@ -28,7 +28,8 @@ type Source interface {
 	// called from any goroutine, more than once.
 	Interrupt()
 
-	// Close ends the session. It returns after the connection is closed.
+	// Close ends the session. It returns after the connection is closed. It may
+	// be called from any goroutine, during Next and Confirm and more than once.
 	Close() error
 }
 
@@ -48,9 +49,11 @@ type Sink interface {
 	// for a few round trips.
 	Resume(ctx context.Context, origin event.Origin) (event.Resume, error)
 
-	// Append adds ev to the out-buffer as the next link of the chain. It
-	// neither blocks on the network nor keeps ev. An error that is an
-	// *event.Poison says that ev can never be stored; nothing was added then.
+	// Append adds ev to the out-buffer as the next link of the chain. It does
+	// not keep ev. When the out-buffer is full it writes, which blocks while
+	// the server does not read, until Tick finds that it has been too long. An
+	// error that is an *event.Poison says that ev can never be stored; nothing
+	// was added then.
 	Append(ev *event.Event) error
 
 	// Flush writes what Append added.
@@ -60,7 +63,8 @@ type Sink interface {
 	Full() bool
 
 	// Settled is the number of events of this session, in order, whose acks
-	// have arrived. It may be called from any goroutine.
+	// have arrived; those of Resume.Skip count from the start. It may be called
+	// from any goroutine.
 	Settled() uint64
 
 	// WaitSettled blocks until Settled is at least n, or ctx ends. Only the goroutine that
@@ -78,7 +82,9 @@ type Sink interface {
 	// It may be called while another goroutine appends.
 	Checkpoint(ctx context.Context, c event.Checkpoint) error
 
-	// Tick lets the sink look for overdue acks. The relay calls it about once a second.
+	// Tick lets the sink look for overdue acks, which make it fail, and with it
+	// every call that is blocked. The relay calls it about once a second, until
+	// no call of the other methods is left.
 	Tick()
 
 	// Close drops the connection. What was appended but not acked may or may

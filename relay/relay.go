@@ -37,6 +37,7 @@ type Options struct {
 type Relay struct {
 	o       Options
 	failing side // that the last session failed on
+	parked  int  // events in a row, up to the last session's end
 	report  report
 }
 
@@ -85,21 +86,15 @@ func (r *Relay) Run(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if event.ClassOf(err) == event.Undrained {
-			return err
-		}
-		if ctx.Err() != nil {
-			return nil // nothing is in flight
-		}
 		var at *sideError
 		if errors.As(err, &at) {
 			r.failing = at.side
-			if at.side == sourceSide && !errors.Is(err, errShutdown) {
+			if at.side == sourceSide && !errors.Is(err, errShutdown) && ctx.Err() == nil {
 				err = r.o.Watcher.Diagnose(ctx, err)
+				if ctx.Err() != nil {
+					return nil // the question was cut short
+				}
 			}
-		}
-		if ctx.Err() != nil {
-			return nil
 		}
 		if event.ClassOf(err) != event.Transient {
 			return err

@@ -1,0 +1,84 @@
+# `make` lists what there is. Everything works on a fresh clone with Go, make and
+# a Postgres installation (on Debian and as root, it is installed when missing).
+
+GO       ?= go
+FUZZTIME ?= 1m
+BENCH    ?= .
+COUNT    ?= 6
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT  := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+# Tools are pinned in modules of their own; `go tool` builds each once and keeps it in Go's build cache.
+LINT      := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
+BENCHSTAT := $(GO) tool -modfile=tools/go.mod benchstat
+
+# Scenarios start clusters, kill them and measure time: one package after the other, and never
+# from the cache, which does not see the binary that they build. Unit tests may come from it, so
+# that `make test` after `make check` does not run them again.
+UNITS     = -timeout 10m $$($(GO) list ./... | grep -vE '/walrelay/test(/|$$)')
+SCENARIOS = -timeout 30m -count 1 -p 1 ./test/...
+RACE      = PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -race
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check fuzz bench fmt fmt-check readme vet lint tidy-check servers image clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+build: ## bin/walrelay, a static binary
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/walrelay ./cmd/walrelay
+
+demo: build servers ## see it work on scratch servers; KEEP=1 leaves them running
+	@$(GO) build -buildvcs=false -o bin/demo ./test/demo
+	@PGBIN=$$(tools/postgres.sh) && export PGBIN && exec bin/demo -walrelay bin/walrelay $(if $(KEEP),-keep)
+
+test: servers ## every test with the race detector on real servers, then each fuzz target for 5 s
+	$(RACE) $(UNITS)
+	$(RACE) $(SCENARIOS)
+	tools/fuzz.sh 5s
+
+check: fmt-check vet lint tidy-check servers ## what a commit must pass, without the scenarios of ./test
+	$(GO) test -count 1 -run '^TestHouse' ./test
+	$(RACE) $(UNITS)
+
+fuzz: ## each fuzz target for FUZZTIME (1m)
+	tools/fuzz.sh $(FUZZTIME)
+
+bench: servers ## benchmarks matching BENCH, COUNT times (6), summarised; BASE=file compares with an earlier bin/bench.txt
+	@mkdir -p bin
+	@PGBIN=$$(tools/postgres.sh) && export PGBIN && \
+		$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 60m -p 1 ./... >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+	@$(BENCHSTAT) $(BASE) bin/bench.txt
+
+fmt: ## format the code
+	$(LINT) fmt
+
+fmt-check: ## fail when the code is not formatted
+	$(LINT) fmt --diff
+
+readme: ## write the table of options into README.md
+	@README=write $(GO) test -count 1 -run '^TestHouseReadme' ./test
+
+vet: ## go vet
+	$(GO) vet ./...
+
+lint: ## golangci-lint with .golangci.yml
+	$(LINT) run
+
+tidy-check: ## fail when a go.mod is not tidy
+	$(GO) mod tidy -diff
+	$(GO) -C tools mod tidy -diff
+	$(GO) -C tools/lint mod tidy -diff
+
+servers: ## what the tests start: find or install Postgres, build nats-server
+	@tools/postgres.sh >/dev/null
+	@$(GO) tool -modfile=tools/go.mod -n nats-server >/dev/null
+
+image: build ## a container image of bin/walrelay, without pulling a base image
+	cp $(or $(SSL_CERT_FILE),/etc/ssl/certs/ca-certificates.crt) bin/ca-certificates.crt
+	docker build --target binary -t walrelay:$(VERSION) .
+
+clean: ## remove bin
+	rm -rf bin

@@ -1,0 +1,6 @@
+// Command walrelay turns committed outbox rows of Postgres into messages of
+// NATS JetStream, straight from the write-ahead log.
+//
+// One file a command. wire.go builds the parts from the configuration;
+// errors.go maps errors to text and exit codes.
+package main

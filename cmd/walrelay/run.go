@@ -1,0 +1,27 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/walrelay/walrelay/config"
+)
+
+func runCommand(p *process) *cobra.Command {
+	return command(p, &cobra.Command{
+		Use: "run [flags]", Short: "Relay events until stopped",
+		Long: `Reads the slot, publishes every committed outbox row to the stream in commit
+order, and confirms to Postgres what the stream has acknowledged.
+
+It reconnects by itself to either side, for as long as it takes. SIGTERM or
+Ctrl-C lets the events in flight settle first, a second one stops at once.`,
+		Example: `  walrelay run --dsn postgres://relay@db/shop --nats-url nats://nats:4222 --create-stream
+  walrelay run --config /etc/walrelay.yaml
+  walrelay run --table public.outbox --table billing.outbox,preset=debezium`,
+		Args: atMost(0),
+	}, []config.Group{
+		config.Postgres, config.Slot, config.Publications, config.Tables,
+		config.Broker, config.Streams, config.Relay, config.Logging,
+	}, func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
+		return runRelay(cmd.Context(), cfg, newLogger(p, cfg.Log))
+	})
+}

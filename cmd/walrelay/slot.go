@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/walrelay/walrelay/config"
+	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/slotmgr"
+)
+
+func slotCommand(p *process) *cobra.Command {
+	cmd := group("slot", "Create, list and drop replication slots",
+		`A replication slot is the relay's place in the write-ahead log. It keeps the log
+until the relay has confirmed it: drop the slot of a relay that is no longer used.`,
+		`  walrelay slot create
+  walrelay slot list
+  walrelay slot drop orders`)
+	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotDropCommand(p))
+	return cmd
+}
+
+func slotCreateCommand(p *process) *cobra.Command {
+	var o slotmgr.CreateOptions
+	cmd := &cobra.Command{
+		Use: "create [name] [flags]", Short: "Create the slot",
+		Long: `Creates a logical slot for the plugin pgoutput. From then on no committed event is
+missed. The publication must exist. Postgres lets a slot begin only when every write
+transaction that is open in any database has ended; those it waits for are told.`,
+		Example: `  walrelay slot create
+  walrelay slot create orders --if-not-exists --timeout 30s`,
+		Args: atMost(1),
+	}
+	cmd.Flags().BoolVar(&o.Failover, "failover", false, "let standbys keep up with the slot; needs Postgres 17")
+	cmd.Flags().BoolVar(&o.IfNotExists, "if-not-exists", false, "leave a slot that fits as it is")
+	cmd.Flags().DurationVar(&o.Timeout, "timeout", 0, "longest wait for open transactions; 0 waits for ever")
+	return command(p, cmd, []config.Group{config.Postgres, config.Slot, config.Publications},
+		func(cmd *cobra.Command, args []string, cfg *config.Config) error {
+			var err error
+			if o.Name, err = slotOf(cmd, args, cfg); err != nil {
+				return err
+			}
+			if o.Timeout < 0 {
+				return event.Fail(event.Usage, "write 0 or more", "--timeout is below zero")
+			}
+			o.Publications = cfg.Publications
+			o.Waiting = func(open []slotmgr.Blocker) {
+				for _, b := range open {
+					cmd.PrintErrf("waiting for %s\n", b)
+				}
+			}
+			return connected(cmd.Context(), cfg, func(ctx context.Context, conn *pgx.Conn) error {
+				slot, created, err := slotmgr.Create(ctx, conn, o)
+				if err != nil {
+					return err
+				}
+				what := "exists already"
+				if created {
+					what = "created"
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s %s, confirmed at %s\n", slot.Name, what, position(slot.ConfirmedFlush))
+				return err
+			})
+		})
+}
+
+func slotListCommand(p *process) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use: "list [flags]", Short: "List slots and the log they keep",
+		Long: `Lists the slots of the database for the plugin pgoutput, or with --all every slot of
+the server. RETAINED is the log that Postgres keeps for a slot, LAG the part of it that
+is not confirmed.`,
+		Example: `  walrelay slot list
+  walrelay slot list --all -o json`,
+		Args: atMost(0),
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "list the slots of every database and plugin")
+	output := outputFlag(cmd)
+	return command(p, cmd, []config.Group{config.Postgres},
+		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
+			return connected(cmd.Context(), cfg, func(ctx context.Context, conn *pgx.Conn) error {
+				slots, err := slotmgr.List(ctx, conn, all)
+				if err != nil {
+					return err
+				}
+				if *output == formJSON {
+					if slots == nil {
+						slots = []slotmgr.Slot{}
+					}
+					return writeJSON(cmd.OutOrStdout(), slots)
+				}
+				return writeTable(cmd.OutOrStdout(), slotRows(slots, all))
+			})
+		})
+}
+
+func slotRows(slots []slotmgr.Slot, all bool) [][]string {
+	head := []string{"NAME", "ACTIVE", "WAL STATUS", "CONFIRMED", "RETAINED", "LAG", "HELD BY"}
+	if all {
+		head = append(head, "DATABASE", "PLUGIN")
+	}
+	rows := [][]string{head}
+	for _, s := range slots {
+		active, status := "no", s.WALStatus
+		if s.Active {
+			active = "yes"
+		}
+		if s.Lost() {
+			status = "lost: " + s.LostReason()
+		}
+		row := []string{
+			s.Name, active, orDash(status), position(s.ConfirmedFlush),
+			size(s.RetainedBytes), size(s.LagBytes), orDash(s.Holder()),
+		}
+		if all {
+			row = append(row, orDash(s.Database), orDash(s.Plugin))
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func slotDropCommand(p *process) *cobra.Command {
+	var yes bool
+	cmd := &cobra.Command{
+		Use: "drop [name] [flags]", Short: "Drop the slot and give its log free",
+		Long: `Drops a slot. Events that the relay has not confirmed then can no longer be read from
+the log. A slot in use is not dropped: stop its relay first. It asks before, on a
+terminal; elsewhere it needs --yes.`,
+		Example: `  walrelay slot drop
+  walrelay slot drop orders --yes`,
+		Args: atMost(1),
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	return command(p, cmd, []config.Group{config.Postgres, config.Slot},
+		func(cmd *cobra.Command, args []string, cfg *config.Config) error {
+			name, err := slotOf(cmd, args, cfg)
+			if err != nil {
+				return err
+			}
+			if !yes && !isTerminal(p.in) {
+				return event.Fail(event.Usage, "add --yes to drop it without being asked", "slot drop asks before it drops slot %s, and this is no terminal", name)
+			}
+			return connected(cmd.Context(), cfg, func(ctx context.Context, conn *pgx.Conn) error {
+				slot, err := slotmgr.Inspect(ctx, conn, name)
+				if err != nil {
+					return err
+				}
+				if !yes && !slot.Active { // Drop refuses an active one
+					sure, err := confirm(ctx, cmd, fmt.Sprintf("drop slot %s, which keeps %s of log, %s of it unconfirmed?", name, size(slot.RetainedBytes), size(slot.LagBytes)))
+					if err != nil {
+						return err
+					}
+					if !sure {
+						return event.Fail(event.Precondition, "answer yes, or add --yes", "slot %s is not dropped", name)
+					}
+				}
+				if err := slotmgr.Drop(ctx, conn, name); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s dropped, %s of log free to go\n", name, size(slot.RetainedBytes))
+				return err
+			})
+		})
+}
+
+// confirm asks on the terminal.
+func confirm(ctx context.Context, cmd *cobra.Command, question string) (bool, error) {
+	cmd.PrintErrf("%s [y/N] ", question)
+	answer := make(chan string, 1)
+	go func() { // ends with the process when nobody answers
+		line, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+		answer <- strings.ToLower(strings.TrimSpace(line))
+	}()
+	select {
+	case a := <-answer:
+		return a == "y" || a == "yes", nil
+	case <-ctx.Done():
+		cmd.PrintErrln()
+		return false, ctx.Err()
+	}
+}
+
+// slotOf is the slot that the argument names, or else the configured one.
+func slotOf(cmd *cobra.Command, args []string, cfg *config.Config) (string, error) {
+	if len(args) == 0 {
+		return cfg.Slot, nil
+	}
+	if f := cmd.Flags().Lookup("slot"); f.Changed && cfg.Slot != args[0] {
+		return "", event.Fail(event.Usage, "give one of them", "the argument and --slot name different slots")
+	}
+	return args[0], slotmgr.CheckName(args[0])
+}
+
+// connected runs do with an ordinary connection.
+func connected(ctx context.Context, cfg *config.Config, do func(context.Context, *pgx.Conn) error) error {
+	pg, err := pgConfig(cfg)
+	if err != nil {
+		return err
+	}
+	conn, err := slotmgr.Connect(ctx, pg)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	return do(ctx, conn)
+}
+
+// hangUp closes a connection without waiting for a server that is gone.
+func hangUp(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx) // the session is over either way
+}

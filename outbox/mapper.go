@@ -1,0 +1,478 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Mapping says what becomes an event, and how.
+type Mapping struct {
+	Tables []Table
+
+	// Subject is the template for tables without one of their own and for
+	// messages; "" is "outbox.{aggregate_type}.{event_type}", for the debezium
+	// preset "outbox.event.{aggregate_type}".
+	Subject string
+
+	Messages bool   // honour logical messages
+	Prefix   string // of the messages that are honoured; "" is "walrelay"
+}
+
+// DefaultPrefix is the prefix of logical messages that are events.
+const DefaultPrefix = "walrelay"
+
+const (
+	// maxBuffer is what the Mapper keeps for the next event; a larger event has
+	// a buffer of its own, so that one giant row is not held for ever.
+	maxBuffer = 1 << 20
+	// maxNames bounds the header names that are kept as strings.
+	maxNames = 1024
+)
+
+// Mapper makes events of rows and messages. One goroutine at a time may use
+// it; Stripped may be called from any.
+type Mapper struct {
+	tables   map[string]*source // by schema and name
+	messages *source            // nil when messages are not honoured
+	filters  []string
+
+	last  compiled
+	plans map[uint32]compiled // by OID of the table
+
+	buf      []byte // holds the bytes of the event
+	names    map[string]string
+	bad      *event.Poison // the first fault of the event
+	stripped atomic.Uint64
+}
+
+// source is a configured table, or the messages.
+type source struct {
+	table    Table
+	name     string // of the event's Table
+	qualify  []byte // before ids that are not uuids
+	subject  *template
+	debezium bool
+}
+
+// compiled is what a Relation came to; the plan is nil when the table is not configured.
+type compiled struct {
+	relation *event.Relation
+	plan     *plan
+}
+
+// plan holds the place of each role's column in a row, -1 for none.
+type plan struct {
+	*source
+	id, aggregateType, aggregateID, eventType            int
+	payload, headers, schemaVersion, createdAt, contType int
+
+	uuid, bytea bool
+	payloadType []byte
+}
+
+// NewMapper compiles a mapping. All its mistakes are joined in one Usage failure.
+func NewMapper(m Mapping) (*Mapper, error) {
+	var errs []error
+	mp := &Mapper{
+		tables: map[string]*source{},
+		plans:  map[uint32]compiled{},
+		names:  map[string]string{},
+	}
+	var filters []string
+	add := func(s *source, subject string) {
+		t, err := compileTemplate(subject)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
+			return
+		}
+		s.subject = t
+		filters = append(filters, t.filter())
+	}
+	for _, t := range m.Tables {
+		if bad := t.check(); len(bad) > 0 {
+			errs = append(errs, bad...)
+			continue
+		}
+		key := tableKey(t.schema(), t.Name)
+		if mp.tables[key] != nil {
+			errs = append(errs, fmt.Errorf("table %s is given twice", t))
+			continue
+		}
+		s := &source{
+			table:    t,
+			name:     t.String(),
+			qualify:  []byte(t.String() + ":"),
+			debezium: t.Preset == PresetDebezium,
+		}
+		mp.tables[key] = s
+		add(s, firstOf(t.Subject, m.Subject, t.preset().subject))
+	}
+	if m.Messages {
+		prefix := firstOf(m.Prefix, DefaultPrefix)
+		if badValue([]byte(prefix)) {
+			errs = append(errs, fmt.Errorf("message prefix %q has a line break or NUL", prefix))
+		}
+		mp.messages = &source{name: prefix, qualify: []byte(prefix + ":")}
+		add(mp.messages, firstOf(m.Subject, presets[PresetDefault].subject))
+	}
+	if len(m.Tables) == 0 && !m.Messages {
+		errs = append(errs, errors.New("nothing to publish: no table, and messages are not honoured"))
+	}
+	if len(errs) > 0 {
+		return nil, event.Fail(event.Usage, "", "outbox mapping: %w", errors.Join(errs...))
+	}
+	mp.filters = disjoint(filters)
+	return mp, nil
+}
+
+func firstOf(s ...string) string {
+	i := slices.IndexFunc(s, func(s string) bool { return s != "" })
+	if i < 0 {
+		return ""
+	}
+	return s[i]
+}
+
+// tableKey cannot mistake one pair of names for another: names have no NUL.
+func tableKey(schema, name string) string { return schema + "\x00" + name }
+
+// Subjects returns the filters that cover every subject of the mapping, none
+// overlapping another: what a stream needs as its subjects. A template that
+// begins with a value yields ">", which no stream takes; such a stream has to
+// be made by hand with the values in question.
+func (m *Mapper) Subjects() []string { return slices.Clone(m.filters) }
+
+// Stripped counts the headers that were dropped because the server or the
+// relay would read them as its own.
+func (m *Mapper) Stripped() uint64 { return m.stripped.Load() }
+
+// Map fills ev from a Row or Message; false when the record is none of the
+// outbox's. The slices in ev are valid until the next call.
+//
+// An *event.Poison is the event's own fault; ev then holds everything that
+// could be read. A Precondition failure says that the table lacks a column.
+func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
+	switch rec.Kind {
+	case event.Row:
+		p, err := m.plan(rec.Relation)
+		if err != nil {
+			return false, err
+		}
+		if p == nil {
+			return false, nil
+		}
+		if len(rec.Values) != len(rec.Relation.Columns) {
+			return false, event.Fail(event.Unexpected, "", "row of table %s at %s has %d values for %d columns",
+				p.name, rec.Position, len(rec.Values), len(rec.Relation.Columns))
+		}
+		m.begin(rec, ev, p.source)
+		m.row(p, rec, ev)
+	case event.Message:
+		if m.messages == nil || rec.Prefix != m.messages.name {
+			return false, nil
+		}
+		m.begin(rec, ev, m.messages)
+		m.message(rec, ev)
+	default:
+		return false, nil
+	}
+	if m.bad != nil {
+		return true, m.bad
+	}
+	return true, nil
+}
+
+func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
+	if rel == m.last.relation {
+		return m.last.plan, nil
+	}
+	c, ok := m.plans[rel.ID]
+	if !ok || c.relation != rel {
+		c = compiled{relation: rel}
+		if s := m.tables[tableKey(rel.Schema, rel.Name)]; s != nil {
+			p, err := compile(s, rel)
+			if err != nil {
+				return nil, err
+			}
+			c.plan = p
+		}
+		m.plans[rel.ID] = c
+	}
+	m.last = c
+	return c.plan, nil
+}
+
+// compile finds the columns of a relation.
+func compile(s *source, rel *event.Relation) (*plan, error) {
+	var faults []string
+	find := func(role string) int {
+		column := s.table.column(role)
+		_, explicit := s.table.Columns[role]
+		needed := explicit || role == roleID || role == rolePayload || slices.Contains(s.subject.roles, role)
+		if column == "" {
+			if slices.Contains(s.subject.roles, role) {
+				faults = append(faults, fmt.Sprintf("no column has the role %s, which the subject needs", role))
+			}
+			return -1
+		}
+		i := slices.IndexFunc(rel.Columns, func(c event.Column) bool { return c.Name == column })
+		if i < 0 && needed {
+			faults = append(faults, fmt.Sprintf("column %q (%s) is missing", column, role))
+		}
+		if i >= 0 && !readable(role, rel.Columns[i].Type) {
+			faults = append(faults, fmt.Sprintf("column %q (%s) is of type %s, which cannot be read: want %s",
+				column, role, typeName(rel.Columns[i].Type), wanted[role].types))
+		}
+		return i
+	}
+	p := &plan{
+		source:        s,
+		id:            find(roleID),
+		aggregateType: find(roleAggregateType),
+		aggregateID:   find(roleAggregateID),
+		eventType:     find(roleEventType),
+		payload:       find(rolePayload),
+		headers:       find(roleHeaders),
+		schemaVersion: find(roleSchemaVersion),
+		createdAt:     find(roleCreatedAt),
+		contType:      find(roleContentType),
+	}
+	if len(faults) > 0 {
+		var have []string
+		for _, c := range rel.Columns {
+			have = append(have, c.Name+" "+typeName(c.Type))
+		}
+		return nil, event.Fail(event.Precondition,
+			"add or mend the column, publish it when the publication has a column list, or map the role to another column of the table; "+
+				"`walrelay init` prints what the table should be",
+			"table %s does not fit the mapping: %s; its published columns are %s",
+			s.name, strings.Join(faults, "; "), strings.Join(have, ", "))
+	}
+	p.uuid = rel.Columns[p.id].Type == event.TypeUUID
+	p.bytea = rel.Columns[p.payload].Type == event.TypeBytea
+	p.payloadType = payloadType(rel.Columns[p.payload].Type)
+	return p, nil
+}
+
+// begin makes ev the empty event of rec.
+func (m *Mapper) begin(rec *event.Record, ev *event.Event, s *source) {
+	if cap(m.buf) > maxBuffer {
+		m.buf = nil
+	}
+	m.buf = m.buf[:0]
+	m.bad = nil
+	*ev = event.Event{
+		Headers:    ev.Headers[:0],
+		Position:   rec.Position,
+		Table:      s.name,
+		XID:        rec.XID,
+		CommitTime: rec.CommitTime,
+	}
+}
+
+// poison notes the first fault. Reading goes on, so that a dead letter says as
+// much as it can.
+func (m *Mapper) poison(reason event.Reason, format string, args ...any) {
+	if m.bad == nil {
+		m.bad = &event.Poison{Reason: reason, Detail: fmt.Sprintf(format, args...)}
+	}
+}
+
+// keep copies v to where it outlives the record. Bytes kept before stay valid
+// when the buffer grows.
+func (m *Mapper) keep(v []byte) []byte {
+	if v == nil {
+		return nil
+	}
+	n := len(m.buf)
+	m.buf = append(m.buf, v...)
+	return m.since(n)
+}
+
+// since is what was appended to the buffer after n, never nil.
+func (m *Mapper) since(n int) []byte { return m.buf[n:len(m.buf):len(m.buf)] }
+
+func value(rec *event.Record, i int) []byte {
+	if i < 0 {
+		return nil
+	}
+	return rec.Values[i]
+}
+
+func (m *Mapper) row(p *plan, rec *event.Record, ev *event.Event) {
+	m.identify(ev, p.source, value(rec, p.id), p.uuid)
+	m.describe(ev, value(rec, p.aggregateType), value(rec, p.aggregateID), value(rec, p.eventType))
+	if !m.created(ev, value(rec, p.createdAt)) {
+		m.committed(ev)
+	}
+	version := m.keep(value(rec, p.schemaVersion))
+	m.header(ev, event.HeaderSchemaVersion, version)
+	if p.debezium {
+		m.header(ev, debeziumID, ev.ID)
+	}
+	m.content(ev, p.source, value(rec, p.headers), m.keep(value(rec, p.contType)), p.payloadType, version)
+
+	payload := value(rec, p.payload)
+	if !p.bytea {
+		ev.Payload = m.keep(payload)
+		return
+	}
+	n := len(m.buf)
+	var ok bool
+	if m.buf, ok = appendBytea(m.buf, payload); !ok {
+		m.poison(event.ReasonContent, "the payload is not bytea's text form, hex or escape")
+	}
+	ev.Payload = m.since(n)
+}
+
+// debeziumID is the header in which Debezium's router passes the id.
+const debeziumID = "id"
+
+func (m *Mapper) identify(ev *event.Event, s *source, id []byte, unique bool) {
+	switch {
+	case id == nil:
+		m.poison(event.ReasonNullID, "the id is NULL")
+		return
+	case len(id) == 0:
+		m.poison(event.ReasonNullID, "the id is empty")
+		return
+	}
+	ev.ID = m.keep(id)
+	ev.MsgID = ev.ID
+	if !unique {
+		n := len(m.buf)
+		m.buf = append(m.buf, s.qualify...)
+		m.buf = append(m.buf, id...)
+		ev.MsgID = m.since(n)
+	}
+	m.header(ev, event.HeaderID, ev.ID)
+}
+
+func (m *Mapper) describe(ev *event.Event, aggregateType, aggregateID, eventType []byte) {
+	ev.AggregateType = m.keep(aggregateType)
+	ev.AggregateID = m.keep(aggregateID)
+	ev.EventType = m.keep(eventType)
+	m.header(ev, event.HeaderAggregateType, ev.AggregateType)
+	m.header(ev, event.HeaderAggregateID, ev.AggregateID)
+	m.header(ev, event.HeaderEventType, ev.EventType)
+}
+
+// header adds a header unless the value is nil.
+func (m *Mapper) header(ev *event.Event, name string, v []byte) {
+	if v == nil {
+		return
+	}
+	if badValue(v) {
+		m.poison(event.ReasonHeaders, "the value of %s has a line break or NUL", name)
+		return
+	}
+	ev.Headers = append(ev.Headers, event.Header{Name: name, Value: v})
+}
+
+// created sets the time from the text of created_at; false when that is no
+// time, as for NULL and infinity.
+func (m *Mapper) created(ev *event.Event, text []byte) bool {
+	if text == nil {
+		return false
+	}
+	n := len(m.buf)
+	var ok bool
+	if m.buf, ok = appendTime(m.buf, text); ok {
+		ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.since(n)})
+	}
+	return ok
+}
+
+// committed sets the time from the transaction; a non-transactional message has none.
+func (m *Mapper) committed(ev *event.Event) {
+	if ev.CommitTime.IsZero() {
+		return
+	}
+	n := len(m.buf)
+	m.buf = ev.CommitTime.UTC().AppendFormat(m.buf, time.RFC3339Nano)
+	ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.since(n)})
+}
+
+// content adds the event's own headers and the content type, and the subject,
+// which may need them.
+func (m *Mapper) content(ev *event.Event, s *source, headers, contentType, byPayload, version []byte) {
+	own := len(ev.Headers)
+	if headers != nil {
+		if t := m.own(ev, headers, s.debezium); contentType == nil {
+			contentType = t
+		}
+	}
+	v := subjectValues{
+		aggregateType: ev.AggregateType,
+		aggregateID:   ev.AggregateID,
+		eventType:     ev.EventType,
+		schemaVersion: version,
+		headers:       ev.Headers[own:],
+	}
+	n := len(m.buf)
+	var ok bool
+	if m.buf, ok = s.subject.append(m.buf, &v); ok {
+		ev.Subject = m.since(n)
+	} else {
+		m.poison(event.ReasonSubject, "the subject is longer than %d bytes", maxSubject)
+		m.buf = m.buf[:n]
+	}
+	if contentType == nil {
+		ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderContentType, Value: byPayload})
+		return
+	}
+	m.header(ev, event.HeaderContentType, contentType)
+}
+
+// own adds the headers of a JSON object and returns its Content-Type, nil when
+// it has none.
+func (m *Mapper) own(ev *event.Event, raw []byte, debezium bool) (contentType []byte) {
+	if string(skipSpace(raw)) == "null" {
+		return nil
+	}
+	o, ok := members(raw)
+	if !ok {
+		m.poison(event.ReasonHeaders, "the headers are not a JSON object")
+		return nil
+	}
+	for o.next() {
+		if null(o.value) {
+			continue
+		}
+		name := unquote(o.key)
+		if controls(name) || debezium && string(name) == debeziumID {
+			m.stripped.Add(1)
+			continue
+		}
+		if badName(name) {
+			m.poison(event.ReasonHeaders, "%q cannot be a header's name", shorten(name))
+			continue
+		}
+		n := len(m.buf)
+		m.buf = appendFlat(m.buf, o.value)
+		if fold(name, event.HeaderContentType) {
+			contentType = m.since(n)
+			continue
+		}
+		m.header(ev, m.intern(name), m.since(n))
+	}
+	return contentType
+}
+
+// intern returns name as a string, without allocating for one seen before.
+func (m *Mapper) intern(name []byte) string {
+	if s, ok := m.names[string(name)]; ok {
+		return s
+	}
+	s := string(name)
+	if len(m.names) < maxNames {
+		m.names[s] = s
+	}
+	return s
+}

@@ -1,0 +1,234 @@
+package outbox
+
+import (
+	"bytes"
+	"encoding/hex"
+	"time"
+	"unicode/utf8"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// controls reports whether a header of that name would control the server, or
+// is one that the relay sets.
+func controls(name []byte) bool {
+	return hasFoldPrefix(name, "Nats-") || hasFoldPrefix(name, "Outbox-") ||
+		fold(name, "Status") || fold(name, "Description") || fold(name, "KV-Operation")
+}
+
+func fold(b []byte, s string) bool { return len(b) == len(s) && hasFoldPrefix(b, s) }
+
+func hasFoldPrefix(b []byte, prefix string) bool {
+	if len(b) < len(prefix) {
+		return false
+	}
+	for i := range len(prefix) {
+		if lower(b[i]) != lower(prefix[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+func lower(c byte) byte {
+	if c >= 'A' && c <= 'Z' {
+		return c + 'a' - 'A'
+	}
+	return c
+}
+
+// badName reports whether no header can have that name: ADR-4 of NATS asks
+// for printable ASCII without the colon.
+func badName(name []byte) bool {
+	for _, c := range name {
+		if c <= ' ' || c >= 0x7f || c == ':' {
+			return true
+		}
+	}
+	return len(name) == 0
+}
+
+// badValue reports whether no header can have that value.
+func badValue(v []byte) bool {
+	for _, c := range v {
+		if c == '\r' || c == '\n' || c == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// uuidText reports whether s has the form of a uuid.
+func uuidText(s []byte) bool {
+	if len(s) != 36 {
+		return false
+	}
+	for i, c := range s {
+		switch i {
+		case 8, 13, 18, 23:
+			if c != '-' {
+				return false
+			}
+		default:
+			if !(c >= '0' && c <= '9' || lower(c) >= 'a' && lower(c) <= 'f') {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// appendBytea appends the bytes of bytea's text form, hex or escape; false
+// when it is neither.
+func appendBytea(b, s []byte) ([]byte, bool) {
+	if bytes.HasPrefix(s, []byte(`\x`)) {
+		b, err := hex.AppendDecode(b, s[2:])
+		return b, err == nil
+	}
+	for i := 0; i < len(s); i++ {
+		if s[i] != '\\' {
+			b = append(b, s[i])
+			continue
+		}
+		switch rest := s[i+1:]; {
+		case len(rest) > 0 && rest[0] == '\\':
+			b = append(b, '\\')
+			i++
+		case len(rest) >= 3 && rest[0] >= '0' && rest[0] <= '3' && octal(rest[1]) && octal(rest[2]):
+			b = append(b, (rest[0]-'0')<<6|(rest[1]-'0')<<3|(rest[2]-'0'))
+			i += 3
+		default:
+			return b, false
+		}
+	}
+	return b, true
+}
+
+func octal(c byte) bool { return c >= '0' && c <= '7' }
+
+// appendTime appends a timestamp as RFC 3339 in UTC. It reads what Postgres
+// writes with datestyle ISO, and RFC 3339; without a zone it is UTC. False for
+// anything else: infinity, years that RFC 3339 cannot write.
+func appendTime(b, s []byte) ([]byte, bool) {
+	if len(s) < 19 || s[4] != '-' || s[7] != '-' || s[10] != ' ' && s[10] != 'T' || s[13] != ':' || s[16] != ':' {
+		return b, false
+	}
+	year, ok1 := number(s[0:4])
+	month, ok2 := number(s[5:7])
+	day, ok3 := number(s[8:10])
+	hour, ok4 := number(s[11:13])
+	minute, ok5 := number(s[14:16])
+	second, ok6 := number(s[17:19])
+	if !(ok1 && ok2 && ok3 && ok4 && ok5 && ok6) || year < 1 || hour > 23 || minute > 59 || second > 59 {
+		return b, false
+	}
+	rest := s[19:]
+	nanos := 0
+	if len(rest) > 0 && rest[0] == '.' {
+		n, unit := 1, 100_000_000
+		for ; n < len(rest) && rest[n] >= '0' && rest[n] <= '9'; n++ {
+			nanos += int(rest[n]-'0') * unit
+			unit /= 10
+		}
+		if n == 1 || n > 10 {
+			return b, false
+		}
+		rest = rest[n:]
+	}
+	offset, ok := zone(rest)
+	if !ok {
+		return b, false
+	}
+	if text := s[:len(s)-len(rest)]; offset == 0 && day >= 1 && day <= 28 && month >= 1 && month <= 12 && (len(text) == 19 || text[len(text)-1] != '0') {
+		// What Postgres writes nearly always: the calendar is not needed to copy it.
+		b = append(b, text...)
+		b[len(b)-len(text)+10] = 'T'
+		return append(b, 'Z'), true
+	}
+	t := time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC)
+	if t.Day() != day || int(t.Month()) != month {
+		return b, false
+	}
+	if t = t.Add(-offset); t.Year() < 1 || t.Year() > 9999 {
+		return b, false
+	}
+	return t.AppendFormat(b, time.RFC3339Nano), true
+}
+
+// zone reads +HH, +HH:MM or +HH:MM:SS, Z, or nothing.
+func zone(s []byte) (time.Duration, bool) {
+	if len(s) == 0 || len(s) == 1 && s[0] == 'Z' {
+		return 0, true
+	}
+	if s[0] != '+' && s[0] != '-' {
+		return 0, false
+	}
+	west := s[0] == '-'
+	var d time.Duration
+	unit := time.Hour
+	for s = s[1:]; ; s = s[1:] {
+		if len(s) < 2 || unit < time.Second {
+			return 0, false
+		}
+		n, ok := number(s[:2])
+		if !ok || n > 59 {
+			return 0, false
+		}
+		d += time.Duration(n) * unit
+		unit /= 60
+		if s = s[2:]; len(s) == 0 {
+			if west {
+				d = -d
+			}
+			return d, true
+		}
+		if s[0] != ':' {
+			return 0, false
+		}
+	}
+}
+
+func number(s []byte) (int, bool) {
+	n := 0
+	for _, c := range s {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n, true
+}
+
+// The content types of payloads.
+var (
+	contentJSON  = []byte("application/json")
+	contentBytes = []byte("application/octet-stream")
+	contentText  = []byte("text/plain; charset=utf-8")
+)
+
+// payloadType is the content type of a payload column; nil when its text form
+// is not known to be the payload.
+func payloadType(oid uint32) []byte {
+	switch oid {
+	case event.TypeJSON, event.TypeJSONB:
+		return contentJSON
+	case event.TypeBytea:
+		return contentBytes
+	case event.TypeText, event.TypeVarchar, event.TypeBPChar:
+		return contentText
+	}
+	return nil
+}
+
+// shorten shortens what a Detail quotes.
+func shorten(s []byte) string {
+	const limit = 64
+	if len(s) <= limit {
+		return string(s)
+	}
+	n := limit
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return string(s[:n]) + "…"
+}

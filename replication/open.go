@@ -1,0 +1,235 @@
+package replication
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pglogrepl"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Config says what to read, and from where.
+type Config struct {
+	// Conn is a parsed DSN. It is copied, not changed.
+	Conn *pgconn.Config
+
+	Slot         string
+	Publications []string
+
+	// Messages asks for logical messages, too.
+	Messages bool
+
+	// WALSenderTimeout is how long the server waits for a status before it
+	// ends the session; 0 leaves the server's own setting.
+	WALSenderTimeout time.Duration
+
+	// Fingerprint is passed on in Origin.
+	Fingerprint string
+}
+
+// readBuffer lets one read of the socket bring many messages.
+const readBuffer = 128 << 10
+
+// oldest is the first server version whose pgoutput sends logical messages.
+const oldest = 14
+
+// Open connects, starts to stream from the slot, and returns when the server
+// has agreed to. ctx bounds that only: it does not end the stream.
+func Open(ctx context.Context, cfg Config) (*Stream, error) {
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	s := &Stream{
+		publications: cfg.Publications,
+		began:        time.Now(),
+		prompt:       prompt(cfg.WALSenderTimeout),
+		writing:      make(chan struct{}, 1),
+	}
+	conf := cfg.session()
+	conf.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		s.buf = bufio.NewReaderSize(r, readBuffer)
+		return pgproto3.NewFrontend(s.buf, w)
+	}
+	pg, err := pgconn.ConnectConfig(ctx, conf)
+	if err != nil {
+		return nil, connectFailure(conf, err)
+	}
+	s.pg, s.front, s.conn = pg, pg.Frontend(), pg.Conn()
+	if err := s.start(ctx, cfg, conf); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = pg.Close(ctx) // the failure is told already
+		return nil, err
+	}
+	watchPeer(s.conn)
+	return s, nil
+}
+
+func (cfg Config) check() error {
+	var errs []error
+	if cfg.Conn == nil {
+		errs = append(errs, errors.New("no connection"))
+	}
+	if cfg.Slot == "" {
+		errs = append(errs, errors.New("no slot"))
+	}
+	if len(cfg.Publications) == 0 {
+		errs = append(errs, errors.New("no publication"))
+	}
+	if cfg.WALSenderTimeout < 0 {
+		errs = append(errs, errors.New("negative wal_sender_timeout"))
+	}
+	if len(errs) > 0 {
+		return event.Fail(event.Usage, "", "configure replication: %w", errors.Join(errs...))
+	}
+	return nil
+}
+
+// session returns the configuration of a replication connection. The settings
+// fix the text form of values, which settings of the role or the database
+// would otherwise change.
+func (cfg Config) session() *pgconn.Config {
+	conf := cfg.Conn.Copy()
+	if conf.RuntimeParams == nil {
+		conf.RuntimeParams = make(map[string]string)
+	}
+	p := conf.RuntimeParams
+	set := func(name, value string) {
+		// Names of settings know no case, and the server would take both.
+		maps.DeleteFunc(p, func(k, _ string) bool { return strings.EqualFold(k, name) })
+		p[name] = value
+	}
+	set("replication", "database")
+	set("client_encoding", "UTF8")
+	set("datestyle", "ISO")
+	set("intervalstyle", "postgres")
+	set("extra_float_digits", "3")
+	set("timezone", "UTC")
+	set("bytea_output", "hex")
+	if cfg.WALSenderTimeout > 0 {
+		set("wal_sender_timeout", fmt.Sprintf("%dms", max(cfg.WALSenderTimeout.Milliseconds(), 1)))
+	}
+	p["application_name"] = cmp.Or(p["application_name"], "walrelay")
+	return conf
+}
+
+func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) error {
+	version, err := serverMajor(s.pg.ParameterStatus("server_version"))
+	if err != nil {
+		return event.Fail(event.Precondition, hintPooler, "read the server's version: %w", err)
+	}
+	if version < oldest {
+		return event.Fail(event.Precondition, fmt.Sprintf("walrelay needs Postgres %d or later", oldest), "server is Postgres %d", version)
+	}
+	if s.pg.ParameterStatus("in_hot_standby") == "on" {
+		// A standby that is promoted goes on streaming on the new timeline
+		// without a word, so its positions would not be the same when read again.
+		return event.Fail(event.Transient, "connect to the primary: name every host in the DSN and add target_session_attrs=read-write",
+			"server is a standby")
+	}
+
+	level, err := s.show(ctx, "wal_level")
+	if err != nil {
+		return startFailure(conf, cfg.Slot, "show wal_level", err)
+	}
+	if level != "logical" {
+		return event.Fail(event.Precondition, "ALTER SYSTEM SET wal_level = logical, then restart Postgres",
+			"wal_level of the server is %q, not \"logical\"", level)
+	}
+	if version >= 17 {
+		// Decoding a transaction counts as one, and a timeout set for the role
+		// or the database would stop a long one every time it is tried.
+		if _, err := s.pg.Exec(ctx, "SET transaction_timeout = 0").ReadAll(); err != nil {
+			return startFailure(conf, cfg.Slot, "set transaction_timeout", err)
+		}
+	}
+
+	system, err := pglogrepl.IdentifySystem(ctx, s.pg)
+	if err != nil {
+		return startFailure(conf, cfg.Slot, "identify the server", err)
+	}
+	var past []event.Switch
+	if system.Timeline > 1 {
+		file, err := pglogrepl.TimelineHistory(ctx, s.pg, system.Timeline)
+		if err != nil {
+			return startFailure(conf, cfg.Slot, fmt.Sprintf("read the history of timeline %d", system.Timeline), err)
+		}
+		if past, err = parseHistory(string(file.Content)); err != nil {
+			return event.Fail(event.Unexpected, hintProtocol, "read the history of timeline %d: %w", system.Timeline, err)
+		}
+	}
+	timeline := uint32(system.Timeline)
+	s.decoder = newDecoder(timeline, past)
+	s.origin = event.Origin{
+		SystemID:    system.SystemID,
+		Database:    system.DBName,
+		Slot:        cfg.Slot,
+		Timeline:    timeline,
+		History:     past,
+		WALEnd:      event.LSN(system.XLogPos),
+		Fingerprint: cfg.Fingerprint,
+	}
+
+	// From 0/0 the server starts at the slot's own confirmed LSN; a newer LSN
+	// would skip rows without a word (CreateDecodingContext).
+	err = pglogrepl.StartReplication(ctx, s.pg, quoteIdentifier(cfg.Slot), 0, pglogrepl.StartReplicationOptions{
+		Mode:       pglogrepl.LogicalReplication,
+		PluginArgs: cfg.pluginArgs(version),
+	})
+	if err != nil {
+		return startFailure(conf, cfg.Slot, fmt.Sprintf("start replication on slot %q", cfg.Slot), err)
+	}
+	return nil
+}
+
+// pluginArgs are the options of pgoutput. A publication name that is not
+// quoted twice, as literal and as identifier, is folded to lower case.
+func (cfg Config) pluginArgs(version int) []string {
+	args := []string{
+		"proto_version '1'",
+		"publication_names " + quoteLiteral(quoteList(cfg.Publications)),
+	}
+	if cfg.Messages {
+		args = append(args, "messages 'true'")
+	}
+	if version >= 16 {
+		args = append(args, "origin 'none'")
+	}
+	return args
+}
+
+// show returns a setting of the server; the name is sent as it is.
+func (s *Stream) show(ctx context.Context, setting string) (string, error) {
+	results, err := s.pg.Exec(ctx, "SHOW "+setting).ReadAll()
+	if err != nil {
+		return "", err
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 1 {
+		return "", fmt.Errorf("server did not answer with one value")
+	}
+	return string(results[0].Rows[0][0]), nil
+}
+
+// serverMajor reads the major version from texts such as "15.18 (Debian …)" and "18beta1".
+func serverMajor(version string) (int, error) {
+	digits := version
+	if i := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
+		digits = version[:i]
+	}
+	major, err := strconv.Atoi(digits)
+	if err != nil {
+		return 0, fmt.Errorf("server version %q has no number", version)
+	}
+	return major, nil
+}
