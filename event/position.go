@@ -14,7 +14,9 @@ import (
 // it (COPY puts many rows into one record), so a position does not shift when
 // publications or columns change. Timeline is the one that owns Commit, which
 // makes positions of two histories different even where their LSNs overlap.
-// A non-transactional logical message uses its own LSN as Commit and Change.
+// A logical message is placed at the last byte of its WAL record, because the LSN
+// that the server gives it is where the next record may start; one that is not
+// transactional uses that as Commit, too.
 type Position struct {
 	Timeline uint32
 	Commit   LSN

@@ -2,7 +2,8 @@ package event
 
 import "time"
 
-// Kind tells the records of the replication stream apart.
+// Kind tells the records of the replication stream apart. The zero Kind is a
+// record without content.
 type Kind uint8
 
 const (

@@ -12,7 +12,8 @@ type Source interface {
 	Origin() event.Origin
 
 	// Next blocks until the next record. The record and its bytes are valid
-	// until the following call. Only one goroutine may call it.
+	// until the following call. Only one goroutine may call it. A record of no
+	// kind says that it would have to wait for the network.
 	Next() (*event.Record, error)
 
 	// Buffered reports whether bytes are at hand, so that Next is not expected

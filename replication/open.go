@@ -185,7 +185,7 @@ func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) err
 	// would skip rows without a word (CreateDecodingContext).
 	err = pglogrepl.StartReplication(ctx, s.pg, quoteIdentifier(cfg.Slot), 0, pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
-		PluginArgs: cfg.pluginArgs(version),
+		PluginArgs: cfg.pluginArgs(),
 	})
 	if err != nil {
 		return startFailure(conf, cfg.Slot, fmt.Sprintf("start replication on slot %q", cfg.Slot), err)
@@ -194,17 +194,15 @@ func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) err
 }
 
 // pluginArgs are the options of pgoutput. A publication name that is not
-// quoted twice, as literal and as identifier, is folded to lower case.
-func (cfg Config) pluginArgs(version int) []string {
+// quoted twice, as literal and as identifier, is folded to lower case. The option
+// origin stays at its default, any: a row that came by replication is an event, too.
+func (cfg Config) pluginArgs() []string {
 	args := []string{
 		"proto_version '1'",
 		"publication_names " + quoteLiteral(quoteList(cfg.Publications)),
 	}
 	if cfg.Messages {
 		args = append(args, "messages 'true'")
-	}
-	if version >= 16 {
-		args = append(args, "origin 'none'")
 	}
 	return args
 }

@@ -544,7 +544,7 @@ func (db *database) record(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.Background())
-	err = pglogrepl.StartReplication(t.Context(), conn, cfg.Slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: cfg.pluginArgs(15)})
+	err = pglogrepl.StartReplication(t.Context(), conn, cfg.Slot, 0, pglogrepl.StartReplicationOptions{PluginArgs: cfg.pluginArgs()})
 	if err != nil {
 		t.Fatal(err)
 	}

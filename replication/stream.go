@@ -70,9 +70,14 @@ type Stream struct {
 // Origin says which log is read. ConfirmedFlush is not set.
 func (s *Stream) Origin() event.Origin { return s.origin }
 
+// nothing is returned instead of waiting for the network behind a message that
+// makes no record, so that the caller can flush what came before it.
+var nothing event.Record
+
 // Next blocks until the next record. The record and its bytes are valid until
 // the following call. Only one goroutine may call it. Every error ends the
-// session and is returned again by every later call.
+// session and is returned again by every later call. A record of no kind says
+// that there is nothing more at hand.
 func (s *Stream) Next() (*event.Record, error) {
 	for s.err == nil {
 		if s.interrupted.Load() {
@@ -96,6 +101,9 @@ func (s *Stream) Next() (*event.Record, error) {
 		}
 		if rec != nil {
 			return rec, nil
+		}
+		if !s.Buffered() {
+			return &nothing, nil
 		}
 	}
 	return nil, s.err

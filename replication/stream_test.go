@@ -102,6 +102,22 @@ func TestKeepalivesAreRecordsAndNotAnswered(t *testing.T) {
 	})
 }
 
+func TestNextDoesNotWaitBehindWhatMakesNoRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPeer()
+		s := p.open(t)
+		msgs := transaction(0x500)
+		p.stream(msgs[0], msgs[1], msgs[2], keepaliveMsg(0x540, false))
+		if r := next(t, s); r.Kind != event.Row {
+			t.Errorf("got %+v, want the row", r)
+		}
+		// The caller has not flushed the row, since bytes were at hand.
+		if r := next(t, s); r.Kind != 0 || r.Confirm != 0 {
+			t.Errorf("got %+v, want a record without content", r)
+		}
+	})
+}
+
 func TestConfirmKeepsItsMaximum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPeer()
@@ -305,7 +321,7 @@ func beats(t *testing.T, p *peer, s *Stream, n int, after time.Duration, end fun
 			t.Fatal(err)
 		}
 		<-p.statuses
-		time.Sleep(after) // the bubble's clock
+		<-time.After(after) // by the clock of the bubble
 		p.stream(keepaliveMsg(end(i), true))
 		if _, err := s.Next(); err != nil {
 			return err
@@ -478,8 +494,8 @@ func TestOpenAsksForCommittedTextOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		if got := start(p); !strings.Contains(got, "messages 'true'") || !strings.Contains(got, "origin 'none'") {
-			t.Errorf("got %s, want messages and origin", got)
+		if got := start(p); !strings.Contains(got, "messages 'true'") || strings.Contains(got, "origin") {
+			t.Errorf("got %s, want messages, and rows of any origin", got)
 		}
 		if got := p.startup["application_name"]; got != "mine" {
 			t.Errorf("application_name %q, want mine", got)
