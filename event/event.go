@@ -18,7 +18,8 @@ const (
 )
 
 // Event is what becomes one message of the stream. The relay reuses one Event
-// for all: its byte slices are valid until the next one is mapped.
+// for all: its byte slices are valid until the next one is mapped, or until the
+// record that it was made of is overwritten by the next one.
 type Event struct {
 	ID       []byte // the event's own id, as text; header Outbox-Id
 	MsgID    []byte // Nats-Msg-Id: the id, with the table's name before it where ids are not uuids
@@ -57,12 +58,36 @@ type Origin struct {
 
 	// Fingerprint changes when publications, tables or the message prefix do.
 	Fingerprint string
+
+	// Diverged says that an earlier session found that this log is not the one
+	// from which the stream was written, and that an operator accepts it.
+	Diverged bool
 }
 
 // Switch is the place where a timeline ended and the next one began.
 type Switch struct {
 	Timeline uint32
 	End      LSN
+	Restored bool // by an operator who chose the place, not by the promotion of a standby
+}
+
+// Begin is the place where the origin's timeline began; zero for the first one.
+func (o *Origin) Begin() LSN {
+	if len(o.History) == 0 {
+		return 0
+	}
+	return o.History[len(o.History)-1].End
+}
+
+// Left is the place where the origin's history left that of an earlier timeline,
+// which need not be one of its own. ok is false when they have nothing in common.
+func (o *Origin) Left(timeline uint32) (s Switch, ok bool) {
+	for _, h := range o.History {
+		if h.Timeline <= timeline {
+			s, ok = h, true
+		}
+	}
+	return s, ok
 }
 
 // Contains reports whether p lies in the origin's history. A position on a
@@ -103,6 +128,18 @@ type Resume struct {
 	// dropped, with the same XID and commit time. Otherwise the server is not
 	// the one that was read before.
 	Proof *Checkpoint
+
+	// AfterID, when set, is the id of the event at After, which must reappear
+	// while events are dropped. Otherwise, again, the server is another one.
+	AfterID string
+
+	// Stored are the ids of events in the stream that the server may send
+	// again: one that has its place here is dropped. It is set where After cannot tell.
+	Stored map[Position]string
+
+	// AcceptGap says that an operator accepts another server. The next session
+	// says so in its Origin when it is one.
+	AcceptGap bool
 
 	// Suspect asks to publish the first event alone, because the last session
 	// ended on an error that may be that event's fault.

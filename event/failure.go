@@ -52,17 +52,23 @@ func ClassOf(err error) Class {
 	return Transient
 }
 
-// HintOf returns the outermost hint in err's chain, or "".
+// HintOf returns the outermost hint in err's chain, the first of joined errors
+// that has one, or "".
 func HintOf(err error) string {
-	for err != nil {
-		var f *Failure
-		if !errors.As(err, &f) {
-			return ""
+	switch e := err.(type) { //nolint:errorlint // it unwraps by itself, to see all of the joined errors
+	case *Failure:
+		if e.Hint != "" {
+			return e.Hint
 		}
-		if f.Hint != "" {
-			return f.Hint
+		return HintOf(e.Err)
+	case interface{ Unwrap() error }:
+		return HintOf(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			if hint := HintOf(err); hint != "" {
+				return hint
+			}
 		}
-		err = f.Err
 	}
 	return ""
 }
@@ -87,5 +93,10 @@ const (
 	ReasonNotAuthorized Reason = "not_authorized" // publishing to the subject is not permitted
 	ReasonRefused       Reason = "refused"        // the server refused it for another reason that will not pass
 )
+
+// Reasons are all of them.
+var Reasons = []Reason{
+	ReasonTooLarge, ReasonHeaders, ReasonSubject, ReasonContent, ReasonNullID, ReasonDuplicateID, ReasonNotAuthorized, ReasonRefused,
+}
 
 func (p *Poison) Error() string { return string(p.Reason) + ": " + p.Detail }

@@ -9,7 +9,7 @@
 //  1. ParseTable for each table, add presets, columns and subjects, and make
 //     one Mapper of the Mapping. All mistakes are reported at once.
 //  2. Call Map from one goroutine. What it writes into the event lies in the
-//     Mapper and is valid until the next call.
+//     record or in the Mapper: it is valid until the next record or the next call.
 //  3. Schema.SQL prints the DDL; Apply runs it and never alters a table.
 //
 // # Roles

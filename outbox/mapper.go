@@ -45,10 +45,13 @@ type Mapper struct {
 	last  compiled
 	plans map[uint32]compiled // by OID of the table
 
-	buf      []byte // holds the bytes of the event
-	names    map[string]string
-	bad      *event.Poison // the first fault of the event
-	stripped atomic.Uint64
+	buf   []byte // holds the bytes of the event that are not the record's
+	names map[string]string
+	bad   *event.Poison // the first fault of the event
+
+	commitTime time.Time // of the last event without a time of its own
+	commitText []byte
+	stripped   atomic.Uint64
 }
 
 // source is a configured table, or the messages.
@@ -153,7 +156,7 @@ func (m *Mapper) Subjects() []string { return slices.Clone(m.filters) }
 func (m *Mapper) Stripped() uint64 { return m.stripped.Load() }
 
 // Map fills ev from a Row or Message; false when the record is none of the
-// outbox's. The slices in ev are valid until the next call.
+// outbox's. The slices in ev are valid until the next call, and no longer than rec's.
 //
 // An *event.Poison is the event's own fault; ev then holds everything that
 // could be read. A Precondition failure says that the table lacks a column.
@@ -186,6 +189,22 @@ func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 		return true, m.bad
 	}
 	return true, nil
+}
+
+// Check reports whether a table with these columns can be mapped; the failure
+// is the one that its first row would give. A table that is not configured is
+// no fault.
+func (m *Mapper) Check(t Table, cols []Column) error {
+	s := m.tables[tableKey(t.schema(), t.Name)]
+	if s == nil {
+		return nil
+	}
+	rel := &event.Relation{Schema: t.schema(), Name: t.Name}
+	for _, c := range cols {
+		rel.Columns = append(rel.Columns, event.Column{Name: c.Name, Type: c.OID})
+	}
+	_, err := compile(s, rel)
+	return err
 }
 
 func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
@@ -284,18 +303,8 @@ func (m *Mapper) poison(reason event.Reason, format string, args ...any) {
 	}
 }
 
-// keep copies v to where it outlives the record. Bytes kept before stay valid
+// since is what was appended to the buffer after n, never nil. It stays valid
 // when the buffer grows.
-func (m *Mapper) keep(v []byte) []byte {
-	if v == nil {
-		return nil
-	}
-	n := len(m.buf)
-	m.buf = append(m.buf, v...)
-	return m.since(n)
-}
-
-// since is what was appended to the buffer after n, never nil.
 func (m *Mapper) since(n int) []byte { return m.buf[n:len(m.buf):len(m.buf)] }
 
 func value(rec *event.Record, i int) []byte {
@@ -311,16 +320,16 @@ func (m *Mapper) row(p *plan, rec *event.Record, ev *event.Event) {
 	if !m.created(ev, value(rec, p.createdAt)) {
 		m.committed(ev)
 	}
-	version := m.keep(value(rec, p.schemaVersion))
+	version := value(rec, p.schemaVersion)
 	m.header(ev, event.HeaderSchemaVersion, version)
 	if p.debezium {
 		m.header(ev, debeziumID, ev.ID)
 	}
-	m.content(ev, p.source, value(rec, p.headers), m.keep(value(rec, p.contType)), p.payloadType, version)
+	m.content(ev, p.source, value(rec, p.headers), value(rec, p.contType), p.payloadType, version)
 
 	payload := value(rec, p.payload)
 	if !p.bytea {
-		ev.Payload = m.keep(payload)
+		ev.Payload = payload
 		return
 	}
 	n := len(m.buf)
@@ -343,7 +352,7 @@ func (m *Mapper) identify(ev *event.Event, s *source, id []byte, unique bool) {
 		m.poison(event.ReasonNullID, "the id is empty")
 		return
 	}
-	ev.ID = m.keep(id)
+	ev.ID = id
 	ev.MsgID = ev.ID
 	if !unique {
 		n := len(m.buf)
@@ -355,9 +364,7 @@ func (m *Mapper) identify(ev *event.Event, s *source, id []byte, unique bool) {
 }
 
 func (m *Mapper) describe(ev *event.Event, aggregateType, aggregateID, eventType []byte) {
-	ev.AggregateType = m.keep(aggregateType)
-	ev.AggregateID = m.keep(aggregateID)
-	ev.EventType = m.keep(eventType)
+	ev.AggregateType, ev.AggregateID, ev.EventType = aggregateType, aggregateID, eventType
 	m.header(ev, event.HeaderAggregateType, ev.AggregateType)
 	m.header(ev, event.HeaderAggregateID, ev.AggregateID)
 	m.header(ev, event.HeaderEventType, ev.EventType)
@@ -394,9 +401,11 @@ func (m *Mapper) committed(ev *event.Event) {
 	if ev.CommitTime.IsZero() {
 		return
 	}
-	n := len(m.buf)
-	m.buf = ev.CommitTime.UTC().AppendFormat(m.buf, time.RFC3339Nano)
-	ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.since(n)})
+	if !ev.CommitTime.Equal(m.commitTime) {
+		m.commitTime = ev.CommitTime
+		m.commitText = ev.CommitTime.UTC().AppendFormat(m.commitText[:0], time.RFC3339Nano)
+	}
+	ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.commitText})
 }
 
 // content adds the event's own headers and the content type, and the subject,

@@ -53,7 +53,7 @@ func (m *Mapper) message(rec *event.Record, ev *event.Event) {
 	var f messageFields
 	if !m.split(rec.Content, &f) {
 		// Nothing can be told apart, so a dead letter keeps all of it.
-		ev.Payload = m.keep(rec.Content)
+		ev.Payload = rec.Content
 		return
 	}
 	id := m.scalar(roleID, f.id, true)
@@ -72,7 +72,7 @@ func (m *Mapper) message(rec *event.Record, ev *event.Event) {
 	default:
 		m.committed(ev)
 	}
-	version := m.keep(m.scalar(roleSchemaVersion, f.schemaVersion, true))
+	version := m.scalar(roleSchemaVersion, f.schemaVersion, true)
 	m.header(ev, event.HeaderSchemaVersion, version)
 
 	byPayload := contentJSON
@@ -82,7 +82,7 @@ func (m *Mapper) message(rec *event.Record, ev *event.Event) {
 	case f.payloadBase64 != nil:
 		byPayload = contentBytes
 	}
-	m.content(ev, m.messages, f.headers, m.keep(m.scalar(roleContentType, f.contentKey, false)), byPayload, version)
+	m.content(ev, m.messages, f.headers, m.scalar(roleContentType, f.contentKey, false), byPayload, version)
 	m.body(ev, &f)
 }
 
@@ -144,9 +144,9 @@ func (m *Mapper) body(ev *event.Event, f *messageFields) {
 	}
 	switch {
 	case f.payload != nil:
-		ev.Payload = m.keep(f.payload)
+		ev.Payload = f.payload
 	case f.payloadText != nil:
-		ev.Payload = m.keep(m.scalar(keyPayloadText, f.payloadText, false))
+		ev.Payload = m.scalar(keyPayloadText, f.payloadText, false)
 	case f.payloadBase64 != nil:
 		n := len(m.buf)
 		var err error

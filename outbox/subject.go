@@ -242,45 +242,66 @@ func (w *subjectWriter) escape(c byte) {
 	w.b = append(w.b, '%', digits[c>>4], digits[c&15])
 }
 
+// literal appends a template's text, in which nothing needs escaping and no
+// token between two dots is empty (compileTemplate).
 func (w *subjectWriter) literal(s string) {
-	for i := 0; i < len(s); i++ {
-		switch c := s[i]; {
-		case c == '.':
-			w.dot()
-		case c == '$' && len(w.b) == w.start: // after a value that was empty
-			w.escape(c)
-		default:
-			w.b = append(w.b, c)
+	switch {
+	case s[0] == '.': // ends the token before it, which may have come out empty
+		w.dot()
+		s = s[1:]
+	case s[0] == '$' && len(w.b) == w.start: // after a value that was empty
+		w.escape('$')
+		s = s[1:]
+	}
+	if i := strings.LastIndexByte(s, '.'); i >= 0 {
+		w.token = len(w.b) + i + 1
+	}
+	w.b = append(w.b, s...)
+}
+
+// asIs are the bytes that a subject takes as they are.
+var asIs = func() (p [256]bool) {
+	for c := '!'; c < 0x7f; c++ {
+		p[c] = !strings.ContainsRune(".*>%", c)
+	}
+	return p
+}()
+
+func (w *subjectWriter) value(v []byte) {
+	if len(v) > maxSubject {
+		v = v[:maxSubject+1] // enough to be too long
+	}
+	if len(w.b) == w.start && len(v) > 0 && v[0] == '$' {
+		w.escape('$')
+		v = v[1:]
+	}
+	for len(v) > 0 {
+		n := 0
+		for n < len(v) && asIs[v[n]] {
+			n++
+		}
+		w.b = append(w.b, v[:n]...)
+		if v = v[n:]; len(v) > 0 {
+			v = v[w.special(v):]
 		}
 	}
 }
 
-func (w *subjectWriter) value(v []byte) {
-	// A value of megabytes need not be encoded to know that it is too long.
-	for i := 0; i < len(v) && len(w.b)-w.start <= maxSubject; {
-		c := v[i]
-		if c >= utf8.RuneSelf {
-			r, n := utf8.DecodeRune(v[i:])
-			if r == utf8.RuneError && n == 1 || unicode.IsSpace(r) || unicode.IsControl(r) {
-				for _, c := range v[i : i+n] {
-					w.escape(c)
-				}
-			} else {
-				w.b = append(w.b, v[i:i+n]...)
-			}
-			i += n
-			continue
-		}
-		switch {
-		case c == '.':
-			w.dot()
-		case c <= ' ', c == 0x7f, c == '*', c == '>', c == '%', c == '$' && len(w.b) == w.start:
-			w.escape(c)
-		default:
-			w.b = append(w.b, c)
-		}
-		i++
+// special appends the rune that v begins with, which is not taken as it is, and returns its size in v.
+func (w *subjectWriter) special(v []byte) int {
+	if v[0] == '.' {
+		w.dot()
+		return 1
 	}
+	r, n := utf8.DecodeRune(v)
+	if v[0] < utf8.RuneSelf || r == utf8.RuneError && n == 1 || unicode.IsSpace(r) || unicode.IsControl(r) {
+		for _, c := range v[:n] {
+			w.escape(c)
+		}
+	} else {
+		w.b = append(w.b, v[:n]...)
+	}
+	return n
 }
 
 // filter is the subject filter that covers everything the template yields. A

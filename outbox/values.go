@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"time"
 	"unicode/utf8"
@@ -50,6 +51,14 @@ func badName(name []byte) bool {
 
 // badValue reports whether no header can have that value.
 func badValue(v []byte) bool {
+	const ones, tops = 0x0101010101010101, 0x8080808080808080
+	for len(v) >= 8 {
+		// Whether one of eight bytes is below '\r'+1, which is rare.
+		if w := binary.LittleEndian.Uint64(v); (w-ones*('\r'+1))&^w&tops != 0 {
+			break
+		}
+		v = v[8:]
+	}
 	for _, c := range v {
 		if c == '\r' || c == '\n' || c == 0 {
 			return true
@@ -139,8 +148,15 @@ func appendTime(b, s []byte) ([]byte, bool) {
 	if !ok {
 		return b, false
 	}
-	if text := s[:len(s)-len(rest)]; offset == 0 && day >= 1 && day <= 28 && month >= 1 && month <= 12 && (len(text) == 19 || text[len(text)-1] != '0') {
-		// What Postgres writes nearly always: the calendar is not needed to copy it.
+	if offset == 0 {
+		// What Postgres writes nearly always: no calculation is needed to copy it.
+		if month < 1 || month > 12 || day < 1 || day > daysIn(year, month) {
+			return b, false
+		}
+		text := s[:len(s)-len(rest)]
+		if len(text) > 19 {
+			text = bytes.TrimSuffix(bytes.TrimRight(text, "0"), []byte("."))
+		}
 		b = append(b, text...)
 		b[len(b)-len(text)+10] = 'T'
 		return append(b, 'Z'), true
@@ -153,6 +169,19 @@ func appendTime(b, s []byte) ([]byte, bool) {
 		return b, false
 	}
 	return t.AppendFormat(b, time.RFC3339Nano), true
+}
+
+func daysIn(year, month int) int {
+	switch month {
+	case 2:
+		if year%4 == 0 && (year%100 != 0 || year%400 == 0) {
+			return 29
+		}
+		return 28
+	case 4, 6, 9, 11:
+		return 30
+	}
+	return 31
 }
 
 // zone reads +HH, +HH:MM or +HH:MM:SS, Z, or nothing.

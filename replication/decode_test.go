@@ -200,6 +200,9 @@ func TestTimelineIsThatOfTheCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if h[0].Restored || !h[1].Restored {
+		t.Errorf("got %+v, want the second switch alone to be by a recovery target", h)
+	}
 	s := decoding(3, h)
 	for commit, want := range map[event.LSN]uint32{0x3ff: 1, 0x400: 2, 0x5ff: 2, 0x600: 3, 0x9000: 3} {
 		if got := owner(h, commit, 3); got != want {

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -143,9 +144,9 @@ func createPublication(publications []string, message string) string {
 		}
 	}
 	if name == "" {
-		return "create the missing one of the publications " + quoteList(publications) + ": walrelay init --apply. A publication must be older than the slot's position"
+		return "create the missing one of the publications " + quoteList(publications) + ": walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or make the slot anew"
 	}
-	return "CREATE PUBLICATION " + quoteIdentifier(name) + " FOR TABLE … WITH (publish = 'insert'), or walrelay init --apply. A publication must be older than the slot's position"
+	return "CREATE PUBLICATION " + quoteIdentifier(name) + " FOR TABLE … WITH (publish = 'insert'), or walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or make the slot anew"
 }
 
 func grantReplication(conf *pgconn.Config) string {
@@ -166,11 +167,15 @@ func disorder(lsn, before event.LSN) error {
 }
 
 // oneLine puts the error of a driver that writes a line for each address it
-// tried into one line of a log.
+// tried into one line of a log. Our own port is left out: it is another one at
+// every try and would make each look like a new failure.
 type oneLine struct{ error }
 
+var ownPort = regexp.MustCompile(`\b[^ ]+->`)
+
 func (e oneLine) Error() string {
-	return strings.Join(strings.FieldsFunc(e.error.Error(), func(r rune) bool { return r == '\n' || r == '\t' }), " ")
+	text := strings.Join(strings.FieldsFunc(e.error.Error(), func(r rune) bool { return r == '\n' || r == '\t' }), " ")
+	return ownPort.ReplaceAllString(text, "")
 }
 
 func (e oneLine) Unwrap() error { return e.error }

@@ -34,6 +34,10 @@ type Config struct {
 	// ends the session; 0 leaves the server's own setting.
 	WALSenderTimeout time.Duration
 
+	// Warn, when set, is told why the server holds events back. The goroutine
+	// that calls Next calls it.
+	Warn func(text, hint string)
+
 	// Fingerprint is passed on in Origin.
 	Fingerprint string
 }
@@ -52,6 +56,7 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 	}
 	s := &Stream{
 		publications: cfg.Publications,
+		warn:         cfg.Warn,
 		began:        time.Now(),
 		prompt:       prompt(cfg.WALSenderTimeout),
 		writing:      make(chan struct{}, 1),

@@ -42,13 +42,15 @@ type Stream struct {
 	buf   *bufio.Reader // between conn and front
 
 	publications []string
+	warn         func(text, hint string)
 	origin       event.Origin
 	began        time.Time
 
 	// Owned by the goroutine that calls Next.
 	decoder *decoder
-	err     error // ended the session
-	beats   int   // prompt requests for a reply since anything else came
+	err     error  // ended the session
+	told    string // the last warning
+	beats   int    // prompt requests for a reply since anything else came
 	beatEnd event.LSN
 	prompt  time.Duration
 
@@ -164,7 +166,11 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 	switch msg := msg.(type) {
 	case *pgproto3.NoticeResponse:
 		n := (*pgconn.Notice)(pgconn.ErrorResponseToPgError((*pgproto3.ErrorResponse)(msg)))
-		if n.Code == notInPrerequisite {
+		switch {
+		case n.Code != notInPrerequisite:
+		case n.File == waitsForStandby:
+			s.tell(n)
+		default:
 			return skippedPublication(s.publications, n)
 		}
 		return nil
@@ -180,6 +186,20 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 		return fmt.Errorf("read the replication stream: %w", ErrShutdown)
 	}
 	return event.Fail(event.Unexpected, hintProtocol, "read the replication stream: unexpected %T", msg)
+}
+
+// waitsForStandby is the source file of the warnings about a standby of
+// synchronized_standby_slots that is away (StandbySlotsHaveCaughtup). The
+// server sends nothing then that this standby has not. The other warnings with
+// that code come from pgoutput.c.
+const waitsForStandby = "slot.c"
+
+// tell passes a warning on once, until another one comes.
+func (s *Stream) tell(n *pgconn.Notice) {
+	if s.warn != nil && n.Message != s.told {
+		s.warn(n.Message, n.Hint)
+	}
+	s.told = n.Message
 }
 
 func (s *Stream) readError(err error) error {
@@ -219,6 +239,9 @@ func (s *Stream) Confirm(lsn event.LSN) error {
 			WALWritePosition: at,
 			WALFlushPosition: at,
 			WALApplyPosition: at,
+			// A server that gets on answers with a keepalive, so that one that
+			// has stopped, or a dead connection, can be told from a quiet log.
+			ReplyRequested: true,
 		})
 	}
 	if err != nil {

@@ -211,7 +211,8 @@ func TestSkippedPublicationIsFatal(t *testing.T) {
 		go p.send(
 			&pgproto3.CopyData{Data: keepaliveMsg(0x100, false)},
 			&pgproto3.NoticeResponse{Severity: "NOTICE", Code: "00000", Message: "of no interest"},
-			&pgproto3.NoticeResponse{Severity: "WARNING", SeverityUnlocalized: "WARNING", Code: "55000", Message: `skipped loading publication "My-Pub, x"`},
+			&pgproto3.NoticeResponse{Severity: "WARNING", SeverityUnlocalized: "WARNING", Code: "55000", File: "slot.c", Message: `replication slot "standby" does not have active_pid`},
+			&pgproto3.NoticeResponse{Severity: "WARNING", SeverityUnlocalized: "WARNING", Code: "55000", File: "pgoutput.c", Message: `skipped loading publication "My-Pub, x"`},
 			&pgproto3.CopyData{Data: keepaliveMsg(0x900, false)},
 		)
 		if r := next(t, s); r.Confirm != 0x100 {

@@ -40,7 +40,19 @@ func parseHistory(content string) ([]event.Switch, error) {
 		if err != nil {
 			return nil, fmt.Errorf("timeline history line %q: %w", line, err)
 		}
-		history = append(history, event.Switch{Timeline: uint32(id), End: end})
+		history = append(history, event.Switch{Timeline: uint32(id), End: end, Restored: chosen(strings.Join(fields[2:], " "))})
 	}
 	return history, nil
+}
+
+// chosen reports whether the reason of a switch names a recovery target, as
+// getRecoveryStopReason of xlogrecovery.c writes it. A standby that is promoted
+// has none and says "no recovery target specified".
+func chosen(reason string) bool {
+	for _, target := range []string{"before ", "after ", "at restore point ", "reached consistency"} {
+		if strings.HasPrefix(reason, target) {
+			return true
+		}
+	}
+	return false
 }
