@@ -28,6 +28,7 @@ const (
 	codeNotLeader         = 10009
 	codeMirrorPublish     = 10055
 	codeMessageTTLInvalid = 10165
+	codeSubjectOverlap    = 10065
 )
 
 // apiError is the error object of a JetStream reply.
@@ -48,35 +49,66 @@ type pubAck struct {
 	Error     *apiError `json:"error"`
 }
 
-// ackSequence reads the usual ack without a JSON decoder: the stream first,
-// no duplicate, the sequence last, as the server writes it in processJetStreamMsg.
+// ackSequence reads the usual ack without a JSON decoder. The server writes it
+// in one form (mset.pubAck in its stream.go): {"stream":"S","seq":1}, with
+// "domain":"D" in between where JetStream has one, and with a space after the
+// comma in older versions. Whatever differs is left to the decoder.
 func ackSequence(p []byte) (seq uint64, ok bool) {
-	if len(p) < 12 || p[0] != '{' || p[1] != '"' || p[2] != 's' || p[len(p)-1] != '}' {
+	rest, ok := cutString(p, `{"stream":"`)
+	if !ok {
 		return 0, false
 	}
-	i := len(p) - 2
-	for i > 0 && p[i] >= '0' && p[i] <= '9' {
-		i--
+	if r, ok := cutString(rest, `"domain":"`); ok {
+		rest = r
 	}
-	if i+1 == len(p)-1 || len(p)-2-i > 19 {
+	const key = `"seq":`
+	if len(rest) < len(key)+2 || string(rest[:len(key)]) != key || rest[len(rest)-1] != '}' {
 		return 0, false
 	}
-	digits := p[i+1 : len(p)-1]
-	if p[i] == ' ' {
-		i--
-	}
-	if i < 6 || !bytes.Equal(p[i-5:i+1], []byte(`"seq":`)) {
+	digits := rest[len(key) : len(rest)-1]
+	if len(digits) > 19 || digits[0] == '0' {
 		return 0, false
 	}
 	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
 		seq = seq*10 + uint64(c-'0')
 	}
 	return seq, true
 }
 
+// cutString cuts prefix, a string without escapes, its closing quote and the
+// comma off the front of p.
+func cutString(p []byte, prefix string) (rest []byte, ok bool) {
+	if len(p) < len(prefix) || string(p[:len(prefix)]) != prefix {
+		return nil, false
+	}
+	for i := len(prefix); i < len(p); i++ {
+		switch c := p[i]; {
+		case c < ' ' || c == '\\':
+			return nil, false
+		case c == '"':
+			rest = p[i+1:]
+			if len(rest) == 0 || rest[0] != ',' {
+				return nil, false
+			}
+			return bytes.TrimPrefix(rest[1:], space), true
+		}
+	}
+	return nil, false
+}
+
+var space = []byte{' '}
+
 // errNoResponders is the server's 503: nothing listens to the subject, which
 // is a stream without leader, or a subject that no stream binds.
 var errNoResponders = errors.New("no stream answers for the subject (503)")
+
+var (
+	errForeignWriter = errors.New("another client writes to the stream")
+	errOverdue       = errors.New("no ack")
+)
 
 // surprise is anything but the expected ack for the message predicted to
 // become sequence seq. It ends the session.
@@ -99,7 +131,7 @@ func parseReply(seq uint64, header, payload []byte) *surprise {
 		if got == seq {
 			return nil
 		}
-		return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: another client writes to the stream", got)}
+		return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: %w", got, errForeignWriter)}
 	}
 	if len(header) > 0 && bytes.HasPrefix(header, []byte("NATS/1.0 503")) {
 		return &surprise{seq: seq, err: errNoResponders}
@@ -122,7 +154,7 @@ func parseReply(seq uint64, header, payload []byte) *surprise {
 			err: fmt.Errorf("taken for a duplicate of stream sequence %d", a.Sequence),
 		}
 	}
-	return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: another client writes to the stream", a.Sequence)}
+	return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: %w", a.Sequence, errForeignWriter)}
 }
 
 // poisonOf says whether the error of a message that was alone in flight is
@@ -142,7 +174,7 @@ func poisonOf(err error) *event.Poison {
 		}
 	}
 	var p protocolError
-	if errors.As(err, &p) && p.permissions() {
+	if errors.As(err, &p) && p.publishDenied() {
 		return &event.Poison{Reason: event.ReasonNotAuthorized, Detail: p.Error()}
 	}
 	return nil
@@ -156,7 +188,7 @@ func classify(stream string, err error) error {
 	case errors.As(err, &api):
 		switch api.ErrCode {
 		case codeStreamNotFound:
-			return event.Fail(event.Precondition, "", "stream %q: %w", stream, err)
+			return event.Fail(event.Precondition, "was it deleted? nats stream ls shows what there is; --create-stream makes it anew", "stream %q: %w", stream, err)
 		case codeStreamSealed, codeMirrorPublish:
 			return event.Fail(event.Precondition, "the relay needs a stream that accepts messages", "stream %q: %w", stream, err)
 		case codeStoreFailed, codeMaxBytes, codeInsufficient:

@@ -140,6 +140,10 @@ func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
 
 // Checkpoint implements relay.Sink. It blocks until the record is acked.
 func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
+	if s.again > 0 && s.acked.Load() >= s.again {
+		s.o.Log.Info("published again what the stream had lost", "stream", s.o.Stream, "events", s.again)
+		s.again = 0
+	}
 	r := s.current
 	r.Sequence = s.base + c.Events
 	r.Confirm = max(r.Confirm, c.Confirm)

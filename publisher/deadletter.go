@@ -25,38 +25,31 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	if fits, err := s.lastLook(ctx, ev); fits || err != nil {
 		return err
 	}
-	m := nats.NewMsg(s.o.deadLetterPrefix() + ev.Position.String())
-	for _, h := range ev.Headers {
-		m.Header.Add(h.Name, textOf(h.Value))
+	m := s.deadLetter(ev, why, ev.Headers)
+	if n := m.Size() - len(m.Subject); n <= 0 || n > min(maxHeaderBytes, s.w.maxPayload) {
+		// The headers are what is wrong with it, by size or by name. The row has them.
+		m = s.deadLetter(ev, why, nil)
 	}
-	m.Header.Set(event.HeaderID, textOf(ev.ID))
-	m.Header.Set(event.HeaderPos, ev.Position.String())
-	m.Header.Set(event.HeaderTable, ev.Table)
-	m.Header.Set(event.HeaderSubject, textOf(ev.Subject))
-	m.Header.Set(event.HeaderReason, why.Error())
-	m.Header.Set(headerExpectedStream, s.o.DeadLetters)
-	m.Header.Set(headerExpectedLastSubject, "0")
-	m.Data = ev.Payload
-	if m.Size() > s.w.maxPayload || len(ev.Payload) > s.w.maxPayload-maxHeaderBytes {
+	omit := func() {
 		m.Header.Set(headerOmitted, strconv.Itoa(len(ev.Payload)))
 		m.Data = nil
 	}
-	if m.Size() > maxHeaderBytes {
-		// The headers are what is wrong with it. The row has them.
-		for _, h := range ev.Headers {
-			m.Header.Del(h.Name)
-		}
-		m.Header.Set(event.HeaderID, textOf(ev.ID))
+	m.Data = ev.Payload
+	if m.Size() > s.w.maxPayload {
+		omit()
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	_, err := s.js.PublishMsg(ctx, m)
-	var api *jetstream.APIError
-	if errors.As(err, &api) && api.ErrorCode == codeWrongLastSeq {
+	if refused(err, codeTooLarge) && m.Data != nil {
+		omit()
+		_, err = s.js.PublishMsg(ctx, m)
+	}
+	if refused(err, codeWrongLastSeq) {
 		err = nil // stored before a crash
 	}
 	if err != nil {
-		return fmt.Errorf("park event %s in stream %q: %w", textOf(ev.ID), s.o.DeadLetters, err)
+		return fmt.Errorf("park event %s in stream %q: %w", excerpt(ev.ID), s.o.DeadLetters, err)
 	}
 	if s.p.condemned != nil && s.p.condemned.position == ev.Position {
 		s.p.condemned = nil
@@ -64,6 +57,33 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	s.p.suspect = false
 	return s.appendMarker(ev, why)
 }
+
+// deadLetter is the message without its body.
+func (s *Session) deadLetter(ev *event.Event, why *event.Poison, own []event.Header) *nats.Msg {
+	m := nats.NewMsg(s.o.deadLetterPrefix() + ev.Position.String())
+	for _, h := range own {
+		m.Header.Add(h.Name, textOf(h.Value))
+	}
+	m.Header.Set(event.HeaderID, excerpt(ev.ID))
+	m.Header.Set(event.HeaderPos, ev.Position.String())
+	m.Header.Set(event.HeaderTable, ev.Table)
+	m.Header.Set(event.HeaderSubject, excerpt(ev.Subject))
+	m.Header.Set(event.HeaderReason, textOf([]byte(why.Error())))
+	m.Header.Set(headerExpectedStream, s.o.DeadLetters)
+	m.Header.Set(headerExpectedLastSubject, "0")
+	return m
+}
+
+func refused(err error, code jetstream.ErrorCode) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == code
+}
+
+const excerptBytes = 512
+
+// excerpt is textOf of no more than fits a header whatever the row holds: an
+// event can be poison because its id or its subject is too long.
+func excerpt(b []byte) string { return textOf(b[:min(len(b), excerptBytes)]) }
 
 // lastLook appends ev after all when the stream was changed since the session
 // began, so that it would be stored now.
@@ -75,7 +95,7 @@ func (s *Session) lastLook(ctx context.Context, ev *event.Event) (fits bool, err
 	if err != nil {
 		return false, streamError(s.o.Stream, err)
 	}
-	s.config = st.CachedInfo().Config
+	s.config, s.subject = st.CachedInfo().Config, nil
 	err = s.Append(ev)
 	var still *event.Poison
 	if errors.As(err, &still) {
@@ -94,9 +114,12 @@ func (s *Session) appendMarker(ev *event.Event, why *event.Poison) error {
 		Subject:  []byte(s.o.markerSubject()),
 		Position: ev.Position,
 		Headers: []event.Header{
-			{Name: event.HeaderID, Value: []byte(textOf(ev.ID))},
+			{Name: event.HeaderID, Value: []byte(excerpt(ev.ID))},
 			{Name: event.HeaderReason, Value: []byte(textOf([]byte(why.Error())))},
 		},
+	}
+	if s.flight != nil {
+		s.flight.marker = s.appended + 1
 	}
 	return s.Append(&marker)
 }

@@ -2,11 +2,17 @@ package publisher
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/url"
 	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -36,15 +42,20 @@ type Options struct {
 	Adopt     bool // take over a stream that another source wrote
 	AcceptGap bool // go on where events are known or feared to be missing
 
-	Log *slog.Logger
+	Meter Meter // nil for none
+	Log   *slog.Logger
 }
 
 // Publisher opens sessions, one at a time, and carries over what one session
-// leaves to the next. It is not safe for concurrent use.
+// leaves to the next. It is not safe for concurrent use, but for InFlight.
 type Publisher struct {
 	o Options
 
+	session atomic.Pointer[Session] // for InFlight; nil without a Meter
+
 	opened    bool       // a session was opened before
+	acked     uint64     // the stream's last sequence, when the last session ended; 0 when none resumed
+	again     uint64     // events still to be published again, because the stream lost them
 	suspect   bool       // the last session ended on an error that may be one event's fault
 	condemned *condemned // the event that was alone in flight when it was refused
 	twin      *twin      // the event that was taken for a duplicate
@@ -149,12 +160,12 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
 	nc, err := connect(ctx, p.o.URL, opts)
 	if err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
 	}
 	s := &Session{p: p, o: &p.o, nc: nc, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
 	defer func() {
 		if err != nil {
-			s.Close()
+			_ = s.Close()
 		}
 	}()
 	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
@@ -171,12 +182,15 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 		return nil, errors.New("connection lost")
 	}
 	if s.w, err = dial(ctx, u, tlsName(nc, u), nc.Opts); err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
+		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
 	}
 	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
 	s.replyPrefix = len(inbox) + 1
-	return s, s.w.subscribe(inbox + ".*")
+	if err := s.w.subscribe(inbox+".*", nc.Opts.Timeout); err != nil {
+		return nil, fmt.Errorf("subscribe to acks: %w", err)
+	}
+	return s, nil
 }
 
 // connect is nats.Connect that gives up when ctx ends.
@@ -201,6 +215,29 @@ func connect(ctx context.Context, servers string, opts []nats.Option) (*nats.Con
 		}()
 		return nil, context.Cause(ctx)
 	}
+}
+
+// hosts are the servers' addresses without what else their URLs hold.
+func hosts(servers string) string {
+	var all []string
+	for one := range strings.SplitSeq(servers, ",") {
+		if u, err := url.Parse(strings.TrimSpace(one)); err == nil {
+			all = append(all, u.Host)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// portless leaves out our own port, which is another one at every try and
+// would make each look like a new failure.
+func portless(err error) error {
+	var op *net.OpError
+	if !errors.As(err, &op) || op.Source == nil {
+		return err
+	}
+	plain := *op
+	plain.Source = nil
+	return &plain
 }
 
 // tlsName is the host that the certificate has to name: the one the user gave,
@@ -229,7 +266,21 @@ func (p *Publisher) classifyConnect(err error) error {
 		class = event.Transient
 	}
 	var proto protocolError
+	var badURL *url.Error
+	var cert *tls.CertificateVerificationError
+	var op *net.OpError
 	switch {
+	case errors.As(err, &badURL):
+		// Its text quotes the URL, which may hold a password.
+		return event.Fail(event.Usage, "percent-encode user and password", "connect to NATS: invalid URL: %w", badURL.Err)
+	case errors.As(err, &cert):
+		return event.Fail(class, "name the CA of the server's certificate with --nats-tls-ca, and connect to a name that the certificate has", "%w", err)
+	case errors.As(err, &op) && op.Op == "remote error":
+		return event.Fail(class, "the server refused the TLS handshake: does it want a client certificate? Set --nats-tls-cert and --nats-tls-key", "%w", err)
+	case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+		// A client of TLS 1.3 is done before the server has looked at its
+		// certificate, and may write before it reads the alert.
+		return event.Fail(event.Transient, "the server ended the connection at once: does it want a client certificate? Set --nats-tls-cert and --nats-tls-key", "%w", err)
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired), errors.Is(err, nats.ErrAuthRevoked),
 		errors.As(err, &proto) && proto.authorization():
 		return event.Fail(class, "check the credentials: --nats-creds, --nats-nkey, --nats-user with --nats-password, or --nats-token", "%w", err)
@@ -237,9 +288,10 @@ func (p *Publisher) classifyConnect(err error) error {
 		return event.Fail(class, "let the user publish to the stream's subjects and $JS.API.>, and subscribe to its inbox", "%w", err)
 	case errors.Is(err, nats.ErrSecureConnRequired), errors.Is(err, nats.ErrSecureConnWanted):
 		return event.Fail(class, "make the TLS settings of both sides agree: tls:// and --nats-tls-ca", "%w", err)
-	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount):
+	case errors.Is(err, jetstream.ErrJetStreamNotEnabled), errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount),
+		errors.Is(err, nats.ErrNoResponders), errors.Is(err, context.DeadlineExceeded):
 		return event.Fail(event.Transient, "is JetStream enabled on the server and for this account? A cluster needs a quorum, too", "%w", err)
-	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout), errors.Is(err, io.EOF), op != nil:
 		return event.Fail(event.Transient, "is nats-server running and listening there? Set --nats-url or WALRELAY_NATS_URL", "%w", err)
 	}
 	return err

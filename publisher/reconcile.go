@@ -2,6 +2,7 @@ package publisher
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -25,10 +26,14 @@ type record struct {
 	Created     time.Time      `json:"stream_created"`
 	Sequence    uint64         `json:"sequence"` // of the stream, at Position
 	Position    event.Position `json:"position"`
+	Timeline    uint32         `json:"timeline"` // of the session that wrote it
+	Begin       event.LSN      `json:"timeline_begin"`
 	XID         uint32         `json:"xid"`
 	CommitTime  time.Time      `json:"commit_time"`
 	Confirm     event.LSN      `json:"confirm"`
 	Fingerprint string         `json:"fingerprint"`
+	Foreign     uint64         `json:"foreign"` // messages up to this sequence are not the owner's
+	Window      int            `json:"window"`  // events in flight at most
 }
 
 const recordVersion = 1
@@ -37,6 +42,13 @@ const recordVersion = 1
 type lastMessage struct {
 	ours     bool // it has a position
 	position event.Position
+	id       string // of the event; "" when the header may not be it
+}
+
+// tailMessage is a message that was stored after the checkpoint.
+type tailMessage struct {
+	lastMessage
+	sequence uint64
 }
 
 // findings is all that the decision where to resume is made of.
@@ -48,7 +60,12 @@ type findings struct {
 	last    *lastMessage // nil when the message is gone from the stream
 
 	checkpoint *record // nil when there is none
-	// earlier checkpoints, newest first; read only when lastSeq is below the newest.
+	// tail is what is left of the messages after the checkpoint that may have
+	// been in flight when the last session ended, in order.
+	tail []tailMessage
+	// acked is the stream's last sequence as this process has seen it acked; 0 when it has not.
+	acked uint64
+	// history of the checkpoint, newest first; read only when lastSeq is below what was acked.
 	earlier []record
 
 	adopt     bool // --adopt-stream
@@ -58,8 +75,11 @@ type findings struct {
 // decision is where to resume, and what to say about it.
 type decision struct {
 	resume event.Resume
-	base   uint64 // stream sequence that the events of resume.After stand for
-	notes  []note // for the log
+	base   uint64  // stream sequence that the events of resume.After stand for
+	from   *record // from which resume.Skip counts
+	fresh  bool    // nothing in the checkpoint holds for the server
+	again  uint64  // events that are published again because the stream lost them
+	notes  []note  // for the log
 }
 
 type note struct {
@@ -90,14 +110,34 @@ func decide(f findings) (decision, error) {
 	if c.Owner != ownerOf(f.origin) {
 		return f.otherOwner(d)
 	}
-	if f.lastSeq < c.Sequence {
+	if f.origin.Diverged {
+		return f.another(d)
+	}
+	if c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0 {
+		if f.acceptGap {
+			return f.another(d)
+		}
+		return d, event.Fail(event.Lost,
+			"this server was restored or promoted beside the one that was read before; to go on and publish whatever it has use --accept-gap",
+			"timeline %d of the server began at %s, that of the checkpoint of stream %q at %s",
+			c.Timeline, f.origin.Begin(), f.stream, c.Begin)
+	}
+	if f.lastSeq < max(c.Sequence, f.acked) || f.recreated() && c.Sequence > 0 {
 		return f.forgotten(d)
 	}
-	if f.origin.ConfirmedFlush > c.Confirm && !f.acceptGap {
+	if f.origin.ConfirmedFlush > f.confirmOf(c) && !f.acceptGap {
 		return d, event.Fail(event.Lost,
 			"if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then",
 			"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
-			f.origin.Slot, f.origin.ConfirmedFlush, f.stream, c.Confirm)
+			f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
+	}
+	if f.lastSeq == c.Sequence {
+		return f.atCheckpoint(d)
+	}
+	if seq, found := f.intruder(); found && !f.acceptGap {
+		return d, event.Fail(event.Lost,
+			"stop the other writer, compare the rows between the messages around it with the stream, then go on with --accept-gap: the missing event is not published then",
+			"message %d of stream %q was not written by walrelay and took the place of an event, which is missing", seq, f.stream)
 	}
 	if f.last != nil && !f.last.ours {
 		return f.foreign(d)
@@ -108,12 +148,57 @@ func decide(f findings) (decision, error) {
 	return f.afterCheckpoint(d, c)
 }
 
+// another: this is not the server that was read before, though it may have
+// been up to some place, and that is accepted.
+func (f findings) another(d decision) (decision, error) {
+	d.note("the server is not the one that was read before, publishing whatever it has and the stream has not",
+		"confirmed", f.origin.ConfirmedFlush.String(), "wal_end", f.origin.WALEnd.String(), "timeline", f.origin.Timeline)
+	d.fresh = true
+	return d, nil
+}
+
+// recreated reports whether the stream is not the one of the checkpoint.
+func (f findings) recreated() bool { return !f.created.Equal(f.checkpoint.Created) }
+
+// atCheckpoint: nothing was stored since. The last message may be of the source
+// from which the stream was adopted; the checkpoint's position is zero then.
+func (f findings) atCheckpoint(d decision) (decision, error) {
+	c := f.checkpoint
+	if f.last != nil && f.last.ours && !c.Position.IsZero() && f.last.position != c.Position {
+		if f.acceptGap {
+			return f.afterLast(d, f.last.position)
+		}
+		return d, event.Fail(event.Lost,
+			"another client may have written to the stream, or the stream was restored: compare, then go on with --accept-gap",
+			"the last message of stream %q, sequence %d, has position %s, the checkpoint says %s",
+			f.stream, f.lastSeq, f.last.position, c.Position)
+	}
+	return f.afterCheckpoint(d, c)
+}
+
+// intruder finds a message of another client that messages of the relay
+// follow. It took the place of an event: the chain refused that event, and the
+// next one fitted again.
+func (f findings) intruder() (seq uint64, found bool) {
+	for i := 1; i < len(f.tail); i++ {
+		if f.tail[i].ours && !f.tail[i-1].ours {
+			return f.tail[i-1].sequence, true
+		}
+	}
+	return 0, false
+}
+
 // withoutCheckpoint: nobody claimed the stream, or the bucket was lost.
 func (f findings) withoutCheckpoint(d decision) (decision, error) {
+	if f.lastSeq < f.acked && !f.acceptGap && (f.last == nil || !f.last.ours || !f.resends(f.last.position)) {
+		return d, event.Fail(event.Lost, hintForgotten,
+			"stream %q lost acked messages and its checkpoint: its last sequence is %d, %d was acked, and Postgres has dropped the WAL up to %s",
+			f.stream, f.lastSeq, f.acked, f.origin.ConfirmedFlush)
+	}
 	switch {
 	case f.lastSeq == 0:
 		return d, nil
-	case f.last != nil && f.last.ours && (f.origin.Contains(f.last.position) || f.adopt):
+	case f.last != nil && f.last.ours && f.origin.Contains(f.last.position):
 		d.note("the stream has no checkpoint, resuming after its last message",
 			"position", f.last.position.String(), "sequence", f.lastSeq)
 		d.resume.After = f.last.position
@@ -121,6 +206,11 @@ func (f findings) withoutCheckpoint(d decision) (decision, error) {
 	case f.adopt:
 		d.note("adopting the stream", "sequence", f.lastSeq)
 		return d, nil
+	}
+	if f.last == nil {
+		return d, event.Fail(event.Precondition,
+			fmt.Sprintf("if they are of another origin, give walrelay a stream of its own with --stream; to go on after sequence %d use --adopt-stream: what Postgres sends again is published again then", f.lastSeq),
+			"the last of %d messages of stream %q is gone, and it has no checkpoint of walrelay", f.lastSeq, f.stream)
 	}
 	return d, event.Fail(event.Precondition,
 		fmt.Sprintf("give walrelay a stream of its own with --stream, or let it go on after sequence %d with --adopt-stream", f.lastSeq),
@@ -148,54 +238,140 @@ func (f findings) otherOwner(d decision) (decision, error) {
 		return d, nil
 	}
 	return d, event.Fail(event.Precondition,
-		"give each slot a stream of its own with --stream; to take this one over for good use --adopt-stream",
+		"give each slot a stream of its own with --stream; to take this one over for good, stop its relay, then use --adopt-stream",
 		"stream %q belongs to %s, not to %s", f.stream, c.Owner, mine)
 }
 
-// forgotten: the stream's last sequence is below the checkpoint, so the
-// broker lost messages that it had acked, or the stream was made anew.
+const hintForgotten = "restore the stream, or go on with --accept-gap: events up to the slot's confirmed LSN stay missing, later ones are published; --confirm-delay keeps the WAL for such a case"
+
+// forgotten: the stream's last sequence is below what was acked, so the broker
+// lost messages, or the stream was made anew. They are published again if
+// Postgres sends every event again that is not stored. It sends those that end
+// after the slot's confirmed LSN, which lags behind with a confirm delay.
 func (f findings) forgotten(d decision) (decision, error) {
 	c := f.checkpoint
-	lost := c.Sequence - f.lastSeq
-	recreated := !f.created.Equal(c.Created)
+	had := max(c.Sequence, f.acked)
+	lost := int64(had) - int64(f.lastSeq)
+	recreated := f.recreated()
+	// Without a position nothing up to the checkpoint came from this source.
+	lastIsSource := f.last != nil && f.last.ours && f.lastSeq > c.Foreign && (f.lastSeq > c.Sequence || !c.Position.IsZero())
+	heal := func() {
+		d.again = uint64(max(lost, 0))
+		d.note("the stream lost acked messages, publishing them again from the WAL",
+			"lost", lost, "last_sequence", f.lastSeq, "acked_sequence", had)
+	}
 	for i := range f.earlier {
 		e := &f.earlier[i]
-		if recreated || e.Owner != c.Owner || e.Sequence > f.lastSeq || e.Confirm < f.origin.ConfirmedFlush {
+		if recreated || !e.Created.Equal(c.Created) || e.Owner != c.Owner || e.Sequence > f.lastSeq {
 			continue
 		}
-		d.note("the stream lost acked messages, publishing them again from the WAL",
-			"lost", lost, "last_sequence", f.lastSeq, "checkpoint_sequence", c.Sequence)
-		if f.last != nil && f.last.ours {
-			return f.afterLastOf(d, f.last.position, e)
+		switch last := f.last; {
+		case lastIsSource && (f.covers(e) || f.resends(last.position)):
+			heal()
+			d, err := f.afterLastOf(d, last.position, e)
+			for j := i; d.resume.Proof == nil && j < len(f.earlier); j++ {
+				if e := &f.earlier[j]; e.Position.Compare(d.resume.After) <= 0 {
+					f.prove(&d, e)
+				}
+			}
+			return d, err
+		case f.covers(e) && (last == nil || f.lastSeq == e.Sequence):
+			heal()
+			return f.afterCheckpoint(d, e)
 		}
-		return f.afterCheckpoint(d, e)
+	}
+	if lastIsSource && !recreated && f.resends(f.last.position) {
+		heal()
+		d.resume.After = f.last.position
+		return d, nil
 	}
 	what := "lost acked messages"
 	if recreated {
 		what = "was created anew"
 	}
 	if f.acceptGap {
-		d.note("going on after a gap", "lost", lost, "last_sequence", f.lastSeq, "checkpoint_sequence", c.Sequence)
-		if f.last != nil && f.last.ours && f.origin.Contains(f.last.position) {
+		d.note("going on after a gap", "lost", lost, "last_sequence", f.lastSeq, "acked_sequence", had)
+		if lastIsSource && f.origin.Contains(f.last.position) {
 			d.resume.After = f.last.position
 		}
 		return d, nil
 	}
-	return d, event.Fail(event.Lost,
-		"restore the stream, or go on with --accept-gap: events up to the slot's confirmed LSN stay missing, later ones are published",
-		"stream %q %s: its last sequence is %d, the checkpoint's is %d, and Postgres has dropped the WAL up to %s",
-		f.stream, what, f.lastSeq, c.Sequence, f.origin.ConfirmedFlush)
+	after := "the first one"
+	if lastIsSource && !recreated {
+		after = f.last.position.String()
+	}
+	known := "the checkpoint's"
+	if f.acked > c.Sequence {
+		known = "the last one acked"
+	}
+	return d, event.Fail(event.Lost, hintForgotten,
+		"stream %q %s: its last sequence is %d, %s is %d, and Postgres has dropped the WAL up to %s: events from %s up to there are missing",
+		f.stream, what, f.lastSeq, known, had, f.origin.ConfirmedFlush, after)
 }
 
-// foreign: the last message is not the relay's.
+// covers reports whether Postgres sends every event again that is not stored
+// by the sequence of e. All transactions that end by e.Confirm are stored by
+// then, and Postgres sends all that end after the confirmed LSN.
+func (f findings) covers(e *record) bool {
+	return f.confirmOf(e) >= f.origin.ConfirmedFlush || !e.Position.IsZero() && f.resends(e.Position)
+}
+
+// resends reports whether Postgres sends every event again that follows pos. It
+// skips the transactions whose commit record starts before the confirmed LSN
+// (SnapBuildXactNeedsSkip), and later events lie in the same transaction or in
+// one that commits later. In a history without pos, LSNs may be used again, so
+// that comparing them says nothing.
+func (f findings) resends(pos event.Position) bool {
+	return pos.Commit >= f.origin.ConfirmedFlush && f.origin.Contains(pos)
+}
+
+// confirmOf is the confirm LSN of a checkpoint in the present history: of a
+// timeline that was left, no more counts than what the new one took over.
+func (f findings) confirmOf(c *record) event.LSN {
+	if c.Timeline == f.origin.Timeline {
+		return c.Confirm
+	}
+	if left, ok := f.origin.Left(c.Timeline); ok {
+		return min(c.Confirm, left.End)
+	}
+	return 0
+}
+
+// foreign: the last message is not the relay's. No event is missing yet: those
+// that should have followed were refused.
 func (f findings) foreign(d decision) (decision, error) {
-	if f.lastSeq == f.checkpoint.Sequence {
-		// An adopted stream to which nothing was added since.
-		return f.afterCheckpoint(d, f.checkpoint)
+	after, known := f.beforeForeign()
+	if f.adopt && known || f.acceptGap {
+		d.note("going on after messages of another client", "position", after.String(), "sequence", f.lastSeq)
+		if after.IsZero() {
+			return d, nil
+		}
+		return f.afterLast(d, after)
+	}
+	if !known {
+		return d, event.Fail(event.Precondition,
+			"stop the other writer, see which of the rows after the checkpoint are in the stream, then go on with --accept-gap: events after the last one found are published again",
+			"message %d of stream %q and those before it were not written by walrelay", f.lastSeq, f.stream)
 	}
 	return d, event.Fail(event.Precondition,
-		"stop the other writer; walrelay needs to be the only one that publishes to its stream",
+		"stop the other writer and leave its message where it is, then go on with --adopt-stream; walrelay needs to be the only one that publishes to its stream",
 		"message %d of stream %q was not written by walrelay", f.lastSeq, f.stream)
+}
+
+// beforeForeign returns the position of the last event stored before the
+// messages of another client at the end of the stream, and whether nothing
+// that could hide a later one is gone from between.
+func (f findings) beforeForeign() (after event.Position, known bool) {
+	next := f.lastSeq + 1
+	known = true
+	for _, m := range slices.Backward(f.tail) {
+		known = known && m.sequence+1 == next
+		if m.ours {
+			return m.position, known
+		}
+		next = m.sequence
+	}
+	return f.checkpoint.Position, known && f.checkpoint.Sequence+1 == next
 }
 
 // afterLast resumes after the last message, which is still in the stream.
@@ -224,14 +400,21 @@ func (f findings) afterLastOf(d decision, last event.Position, c *record) (decis
 // a promotion that is an event that the old primary committed and the new one
 // never received. On the same timeline the server went back in time.
 func (f findings) orphan(d *decision, last event.Position) error {
-	if last.Timeline < f.origin.Timeline {
-		d.note("the stream holds events that the promoted server never received",
-			"position", last.String(), "timeline", f.origin.Timeline)
+	if left, ok := f.origin.Left(last.Timeline); ok && last.Timeline < f.origin.Timeline {
+		if left.Restored && !f.acceptGap {
+			return event.Fail(event.Lost,
+				"the events behind that place are in the stream and not on this server: compare, then go on with --accept-gap",
+				"the server was restored to %s of timeline %d, before the last event of stream %q at %s",
+				left.End, left.Timeline, f.stream, last)
+		}
+		d.note("the stream holds events that this server never had: it was promoted or restored",
+			"up_to", last.String(), "left_at", left.End.String(), "left_timeline", left.Timeline, "timeline", f.origin.Timeline)
 		return nil
 	}
 	if f.acceptGap {
-		d.note("the server's WAL ends before the last message of the stream", "position", last.String(), "wal_end", f.origin.WALEnd.String())
-		d.resume.After = event.Position{}
+		d.note("the server's WAL ends before the last message of the stream, publishing whatever it has and the stream has not",
+			"position", last.String(), "wal_end", f.origin.WALEnd.String())
+		d.resume.After, d.fresh = event.Position{}, true
 		return nil
 	}
 	return event.Fail(event.Lost,
@@ -251,14 +434,14 @@ func (f findings) afterCheckpoint(d decision, c *record) (decision, error) {
 				"%d messages were stored in stream %q after the checkpoint and are gone, and publications or tables were changed since: they cannot be counted off",
 				skip, f.stream)
 		}
-		if c.Position.Timeline != 0 && c.Position.Timeline != f.origin.Timeline {
+		if c.Timeline != f.origin.Timeline {
 			return d, event.Fail(event.Lost, hint,
 				"%d messages were stored in stream %q after the checkpoint and are gone, and the server was promoted since: they cannot be counted off",
 				skip, f.stream)
 		}
 	}
 	d.resume.After = c.Position
-	d.base = c.Sequence
+	d.base, d.from = c.Sequence, c
 	if !c.Position.IsZero() && !f.origin.Contains(c.Position) {
 		if err := f.orphan(&d, c.Position); err != nil {
 			return d, err
@@ -279,6 +462,7 @@ func (f findings) afterCheckpoint(d decision, c *record) (decision, error) {
 // commit lies at or after the confirmed LSN (SnapBuildXactNeedsSkip), the
 // server still has it, and the same tables are published.
 func (f findings) prove(d *decision, c *record) {
+	f.recognise(d, c)
 	if d.resume.After.IsZero() || c.Position.IsZero() || c.XID == 0 ||
 		c.Position.Commit < f.origin.ConfirmedFlush ||
 		!f.origin.Contains(c.Position) || c.Fingerprint != f.origin.Fingerprint {
@@ -287,4 +471,49 @@ func (f findings) prove(d *decision, c *record) {
 	d.resume.Proof = &event.Checkpoint{
 		Position: c.Position, XID: c.XID, CommitTime: c.CommitTime, Confirm: c.Confirm,
 	}
+}
+
+// recognise asks for the last message's event to reappear at its place. Like the
+// checkpoint's transaction it does, if it is of the tables that are published.
+func (f findings) recognise(d *decision, c *record) {
+	after := d.resume.After
+	if f.last == nil || !f.last.ours || f.last.position != after || after.Commit < f.origin.ConfirmedFlush || !f.origin.Contains(after) ||
+		c.Fingerprint != f.origin.Fingerprint || f.checkpoint.Fingerprint != f.origin.Fingerprint {
+		return
+	}
+	d.resume.AfterID = f.last.id
+}
+
+// claim is the checkpoint with the place where the session resumes. It is
+// written before anything is published, so that the stream has an owner, and a
+// position of the present timeline and tables. While events are still to be
+// counted off the last checkpoint stands.
+func claim(f findings, d decision, window int) record {
+	r := record{
+		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
+		Sequence: d.base, Position: d.resume.After, Timeline: f.origin.Timeline,
+		Begin: f.origin.Begin(), Confirm: f.origin.ConfirmedFlush, Fingerprint: f.origin.Fingerprint, Window: window,
+	}
+	if d.resume.After.IsZero() {
+		r.Foreign = d.base
+	}
+	c := f.checkpoint
+	if c == nil || c.Owner != r.Owner || d.fresh {
+		return r
+	}
+	if d.resume.Skip > 0 {
+		r = *d.from
+		r.Window = max(window, c.Window)
+		return r
+	}
+	if !d.resume.After.IsZero() {
+		r.Foreign = c.Foreign
+	}
+	if c.Position == r.Position {
+		r.XID, r.CommitTime = c.XID, c.CommitTime
+	}
+	if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) {
+		r.Confirm = max(r.Confirm, f.confirmOf(c))
+	}
+	return r
 }

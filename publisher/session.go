@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,8 +18,26 @@ import (
 	"github.com/walrelay/walrelay/event"
 )
 
+// tailReaders is how many messages readTail asks for at a time.
+const tailReaders = 32
+
+// How often, and how far apart, a new leader is asked for what seems to be lost.
+const (
+	leaderTries = 10
+	leaderPause = 200 * time.Millisecond
+)
+
+// storedChunk is how many messages storedSince reads at a time, and storedLimit
+// about how many it reads at most.
+const (
+	storedChunk = 1024
+	storedLimit = 1 << 20
+)
+
 // outBuffer is the size at which Append writes without being asked to flush.
 const outBuffer = 64 << 10
+
+var crlf = []byte("\r\n")
 
 // Session is one chain of messages. Append, Flush, the waits, Park and Close
 // belong to one goroutine; Settled, Checkpoint and Tick may be called from another one.
@@ -41,6 +62,7 @@ type Session struct {
 	bytes    uint64 // appended bytes
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
+	subject  []byte         // of the last one that did: the next is often the same
 
 	// Of the goroutine that reads acks, and shared with it.
 	replyPrefix int
@@ -49,13 +71,16 @@ type Session struct {
 	wakeAt      atomic.Uint64 // the appending goroutine waits for that many acks; 0 when it does not
 	wake        chan struct{}
 	reading     sync.WaitGroup
+	flight      *flight // nil without a Meter
 
 	// Of the goroutine that calls Tick.
 	progress     uint64
 	progressTime time.Time
+	idle         bool // nothing was in flight at the last tick
 
 	// Of whoever writes checkpoints.
 	base     uint64
+	again    uint64 // the first so many events were stored before and forgotten
 	current  record
 	revision uint64
 
@@ -70,30 +95,34 @@ type Session struct {
 type inFlight struct {
 	position event.Position
 	end      uint64 // Session.bytes after it
+	commit   int64  // when its transaction was committed, in ns since 1970; 0 without one
 }
 
 // Resume implements relay.Sink: it reads what the stream holds, decides where
 // to go on, claims the stream with a checkpoint and starts to read acks.
 func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume, error) {
-	f := findings{
-		stream: s.o.Stream, origin: origin, created: s.created,
-		adopt: s.o.Adopt, acceptGap: s.o.AcceptGap,
+	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
+	if err := s.readEnd(ctx, &f); err != nil {
+		return event.Resume{}, err
 	}
-	st, err := s.js.Stream(ctx, s.o.Stream)
-	if err != nil {
-		return event.Resume{}, streamError(s.o.Stream, err)
-	}
-	f.lastSeq = st.CachedInfo().State.LastSeq
-	if f.lastSeq > 0 {
-		if f.last, err = s.readLast(ctx, f.lastSeq); err != nil {
-			return event.Resume{}, err
-		}
-	}
+	var err error
 	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
 		return event.Resume{}, err
 	}
-	if f.checkpoint != nil && f.lastSeq < f.checkpoint.Sequence {
-		if f.earlier, err = s.earlierCheckpoints(ctx); err != nil {
+	if c := f.checkpoint; c != nil {
+		if err := s.awaitLeader(ctx, &f); err != nil {
+			return event.Resume{}, err
+		}
+		switch {
+		case f.lastSeq < max(c.Sequence, f.acked):
+			f.earlier, err = s.earlierCheckpoints(ctx)
+		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
+			// What lies further back was acked in turn, or nothing would have
+			// been sent after it.
+			inFlight := uint64(max(c.Window, s.o.Window))
+			f.tail, err = s.readTail(ctx, max(c.Sequence, f.lastSeq-min(f.lastSeq, inFlight))+1, f.lastSeq)
+		}
+		if err != nil {
 			return event.Resume{}, err
 		}
 	}
@@ -104,21 +133,73 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
+	if d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
+		if d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq); err != nil {
+			return event.Resume{}, err
+		}
+	}
 	if err := s.resolveTwin(ctx); err != nil {
 		return event.Resume{}, err
 	}
-	if err := s.claim(ctx, f, d); err != nil {
+	if r := claim(f, d, s.o.Window); d.resume.Skip > 0 && d.from == f.checkpoint {
+		s.current = r
+	} else if err := s.writeCheckpoint(ctx, r); err != nil {
 		return event.Resume{}, err
 	}
+	d.resume.AcceptGap = s.o.AcceptGap
 	// Once is enough: the next session must not pass over another gap unasked.
 	s.o.Adopt, s.o.AcceptGap = false, false
 
+	s.p.acked = f.lastSeq
+	s.p.again += d.again
+	s.again = s.p.again
 	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
 	s.window = make([]inFlight, s.o.Window+1)
+	if s.o.Meter != nil {
+		s.flight = newFlight(s.o.Meter, len(s.window))
+		s.p.session.Store(s)
+	}
 	s.progressTime = time.Now()
 	d.resume.Suspect = s.p.suspect
 	s.reading.Go(s.read)
 	return d.resume, nil
+}
+
+// readEnd reads the end of the stream.
+func (s *Session) readEnd(ctx context.Context, f *findings) error {
+	st, err := s.js.Stream(ctx, s.o.Stream)
+	if err != nil {
+		return streamError(s.o.Stream, err)
+	}
+	info := st.CachedInfo()
+	f.created, f.lastSeq, f.last = info.Created, info.State.LastSeq, nil
+	if f.lastSeq > 0 {
+		f.last, err = s.readLast(ctx, f.lastSeq)
+	}
+	return err
+}
+
+// awaitLeader reads the end again for a while when messages seem to be lost: a
+// server that has just become the leader of a replicated stream may still be
+// about to apply what it has.
+func (s *Session) awaitLeader(ctx context.Context, f *findings) error {
+	if s.config.Replicas < 2 {
+		return nil
+	}
+	for range leaderTries {
+		if f.lastSeq >= max(f.checkpoint.Sequence, f.acked) || !f.created.Equal(f.checkpoint.Created) {
+			return nil
+		}
+		select {
+		case <-time.After(leaderPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := s.readEnd(ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Session) readLast(ctx context.Context, seq uint64) (*lastMessage, error) {
@@ -129,42 +210,83 @@ func (s *Session) readLast(ctx context.Context, seq uint64) (*lastMessage, error
 	if m == nil {
 		return nil, nil
 	}
-	pos, ok := positionOf(m.Header)
-	return &lastMessage{ours: ok, position: pos}, nil
+	last := messageOf(m)
+	return &last, nil
 }
 
-func positionOf(header []byte) (event.Position, bool) {
-	h, err := nats.DecodeHeadersMsg(header)
+// readTail reads the messages from first to last that are still in the stream.
+func (s *Session) readTail(ctx context.Context, first, last uint64) ([]tailMessage, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	found := make([]*lastMessage, last-first+1)
+	var next atomic.Uint64
+	var readers sync.WaitGroup
+	for range min(tailReaders, len(found)) {
+		readers.Go(func() {
+			for i := next.Add(1) - 1; i < uint64(len(found)); i = next.Add(1) - 1 {
+				m, err := s.fetch(ctx, s.o.Stream, bySequence{first + i})
+				if err != nil {
+					cancel(fmt.Errorf("read message %d of stream %q: %w", first+i, s.o.Stream, err))
+					return
+				}
+				if m != nil {
+					last := messageOf(m)
+					found[i] = &last
+				}
+			}
+		})
+	}
+	readers.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	var tail []tailMessage
+	for i, m := range found {
+		if m != nil {
+			tail = append(tail, tailMessage{*m, first + uint64(i)})
+		}
+	}
+	return tail, nil
+}
+
+// storedSince reads back, as far as the messages are the relay's, the events
+// that were committed since an LSN: those that the server may send again.
+func (s *Session) storedSince(ctx context.Context, lsn event.LSN, last uint64) (map[event.Position]string, error) {
+	found := map[event.Position]string{}
+	for last > 0 && len(found) < storedLimit {
+		first := last - min(last, storedChunk) + 1
+		tail, err := s.readTail(ctx, first, last)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range slices.Backward(tail) {
+			if !m.ours || m.position.Commit < lsn {
+				return found, nil
+			}
+			found[m.position] = m.id
+		}
+		if uint64(len(tail)) <= last-first {
+			break // some are gone, and what is older with them
+		}
+		last = first - 1
+	}
+	return found, nil
+}
+
+func messageOf(m *storedMessage) lastMessage {
+	h, err := nats.DecodeHeadersMsg(m.Header)
 	if err != nil {
-		return event.Position{}, false
+		return lastMessage{}
 	}
 	pos, err := event.ParsePosition(h.Get(event.HeaderPos))
-	return pos, err == nil
-}
-
-// claim writes a checkpoint with the place where the session resumes, so that
-// the stream has an owner before anything is published, and a position of the
-// present timeline and tables. While events are still to be counted off the
-// last checkpoint stands.
-func (s *Session) claim(ctx context.Context, f findings, d decision) error {
-	r := record{
-		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
-		Sequence: d.base, Position: d.resume.After,
-		Confirm: f.origin.ConfirmedFlush, Fingerprint: f.origin.Fingerprint,
+	if err != nil {
+		return lastMessage{}
 	}
-	if c := f.checkpoint; c != nil && c.Owner == r.Owner {
-		if c.Position == r.Position {
-			r.XID, r.CommitTime = c.XID, c.CommitTime
-		}
-		if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) {
-			r.Confirm = max(r.Confirm, c.Confirm)
-		}
-		if d.resume.Skip > 0 {
-			s.current = *c
-			return nil
-		}
+	last := lastMessage{ours: true, position: pos}
+	if id := h.Get(event.HeaderID); len(id) < excerptBytes && !strings.Contains(id, "?") {
+		last.id = id // not cut off and without a replaced character, as a parked event's may be
 	}
-	return s.writeCheckpoint(ctx, r)
+	return last
 }
 
 // resolveTwin looks at the message that the server took for the original of
@@ -180,7 +302,7 @@ func (s *Session) resolveTwin(ctx context.Context) error {
 	}
 	s.p.twin = nil
 	if m != nil {
-		if pos, ok := positionOf(m.Header); ok && pos == t.position {
+		if twin := messageOf(m); twin.ours && twin.position == t.position {
 			return nil
 		}
 	}
@@ -205,8 +327,8 @@ func (s *Session) Append(ev *event.Event) error {
 	}
 	s.append(ev, header, seq)
 	if len(ev.Payload) >= directPayload {
-		s.sent.Store(s.appended)
-		err := s.w.write(s.out, ev.Payload, []byte("\r\n"))
+		s.sending()
+		err := s.w.write(s.out, ev.Payload, crlf)
 		s.out = s.out[:0]
 		return s.check(err)
 	}
@@ -222,17 +344,26 @@ func (s *Session) append(ev *event.Event, header []byte, seq uint64) {
 	s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
 	s.appended++
 	s.bytes += uint64(len(header) + len(ev.Payload))
-	s.window[s.appended%uint64(len(s.window))] = inFlight{ev.Position, s.bytes}
+	commit := int64(0)
+	if !ev.CommitTime.IsZero() {
+		commit = ev.CommitTime.UnixNano()
+	}
+	s.window[s.appended%uint64(len(s.window))] = inFlight{ev.Position, s.bytes, commit}
 }
 
 // unfit says why neither server nor stream would ever take ev.
 func (s *Session) unfit(ev *event.Event, header int) *event.Poison {
 	size := header + len(ev.Payload)
 	switch {
+	case bytes.Equal(ev.Subject, s.subject) && s.subject != nil:
 	case !validSubject(ev.Subject):
 		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("invalid subject %.200q", ev.Subject)}
 	case !s.binds(ev.Subject):
 		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("stream %q does not bind subject %.200q", s.o.Stream, ev.Subject)}
+	default:
+		s.subject = append(s.subject[:0], ev.Subject...)
+	}
+	switch {
 	case header > maxHeaderBytes:
 		return &event.Poison{Reason: event.ReasonHeaders, Detail: fmt.Sprintf("headers of %d bytes, the limit is %d", header, maxHeaderBytes)}
 	case size > s.w.maxPayload:
@@ -259,7 +390,7 @@ func (s *Session) Flush() error {
 	if len(s.out) == 0 {
 		return s.check(nil)
 	}
-	s.sent.Store(s.appended) // before the write, so that Tick sees one that blocks
+	s.sending()
 	err := s.w.write(s.out)
 	if cap(s.out) > 4*outBuffer {
 		s.out = nil
@@ -381,7 +512,7 @@ func (s *Session) read() {
 		if acked == s.acked.Load() {
 			return
 		}
-		s.acked.Store(acked)
+		s.settle(acked)
 		if at := s.wakeAt.Load(); at != 0 && acked >= at && s.wakeAt.CompareAndSwap(at, 0) {
 			select {
 			case s.wake <- struct{}{}:
@@ -390,10 +521,15 @@ func (s *Session) read() {
 		}
 	}
 	err := s.w.read(reply, idle)
-	s.acked.Store(acked)
+	s.settle(acked)
 	var sup *surprise
 	var proto protocolError
-	if errors.As(err, &proto) && proto.permissions() {
+	switch marker := strconv.Quote(s.o.markerSubject()); {
+	case !errors.As(err, &proto) || !proto.publishDenied():
+	case strings.Contains(proto.Error(), marker):
+		// Parking its event again would not help.
+		err = event.Fail(event.Precondition, "let the user publish to "+marker+", the place of parked events", "%w", err)
+	default:
 		// It names the subject, not the message: only when one was in flight is it known which.
 		err = &surprise{seq: first + acked, err: err, alone: s.sent.Load() == acked+1}
 	}
@@ -408,8 +544,11 @@ func (s *Session) failWith(err error) {
 	s.failOnce.Do(func() {
 		s.err = classify(s.o.Stream, err)
 		close(s.failed)
-		s.w.close()
+		_ = s.w.close()
 		if !s.closing.Load() {
+			if s.flight != nil {
+				s.flight.failed(err)
+			}
 			s.fail(s.err)
 		}
 	})
@@ -419,17 +558,19 @@ func (s *Session) failWith(err error) {
 func (s *Session) Tick() {
 	now := time.Now()
 	acked, sent := s.acked.Load(), s.sent.Load()
-	if acked != s.progress || acked == sent {
+	if acked != s.progress || acked == sent || s.idle {
 		s.progress, s.progressTime = acked, now
 	}
+	// What was sent since an idle tick is younger than that tick.
+	s.idle = acked == sent
 	if late := now.Sub(s.progressTime); late >= s.o.AckTimeout {
 		s.failWith(event.Fail(event.Transient,
 			"is the broker overloaded, its disk full, or the network cut?",
-			"no ack for %s, %d events in flight", late.Round(time.Millisecond), sent-acked))
+			"%w for %s, %d events in flight", errOverdue, late.Round(time.Millisecond), sent-acked))
 		return
 	}
 	if err := s.w.ping(); err != nil {
-		s.failWith(fmt.Errorf("connection to NATS: %w", err))
+		s.failWith(event.Fail(event.Transient, "is the broker overloaded, or the network cut?", "connection to NATS: %w", err))
 	}
 }
 
@@ -438,10 +579,16 @@ func (s *Session) Tick() {
 func (s *Session) Close() error {
 	s.closing.Store(true)
 	if s.w != nil {
-		s.w.close()
+		_ = s.w.close()
 	}
 	s.reading.Wait()
+	s.p.session.CompareAndSwap(s, nil)
 	s.nc.Close()
+	if s.window != nil {
+		acked := s.acked.Load()
+		s.p.acked = s.lastSeq + acked
+		s.p.again = s.again - min(s.again, acked)
+	}
 	select {
 	case <-s.failed:
 		s.bequeath()

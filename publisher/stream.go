@@ -41,6 +41,13 @@ func (s *Session) openStream(ctx context.Context) error {
 		if err == nil {
 			s.o.Log.Info("created stream", "stream", s.o.Stream, "subjects", s.subjects())
 		}
+		var api *jetstream.APIError
+		if errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap {
+			return event.Fail(event.Precondition,
+				fmt.Sprintf("choose other subjects with --subject, or name the stream that has them with --stream: nats stream ls --subject '%s'",
+					strings.Join(s.o.Subjects, "' or '")),
+				"create stream %q: %w", s.o.Stream, err)
+		}
 	}
 	if err != nil {
 		return streamError(s.o.Stream, err)

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/walrelay/walrelay/event"
 )
 
 const (
@@ -35,7 +37,9 @@ type wire struct {
 	r          *bufio.Reader
 	mu         sync.Mutex // orders writes
 	maxPayload int
-	pings      int // PINGs without PONG; guarded by mu
+	pings      int       // PINGs without PONG; guarded by mu
+	pinged     time.Time // when the first of them was sent; guarded by mu
+	subject    [256]byte // scratch of read
 }
 
 type serverInfo struct {
@@ -72,7 +76,7 @@ func dial(ctx context.Context, u *url.URL, tlsName string, o nats.Options) (*wir
 	switch u.Scheme {
 	case "nats", "tls", "":
 	default:
-		return nil, fmt.Errorf("scheme %q of %s is not supported: use nats:// or tls://", u.Scheme, u.Redacted())
+		return nil, event.Fail(event.Usage, "use nats:// or tls://", "scheme %q of %s is not supported", u.Scheme, u.Redacted())
 	}
 	d := net.Dialer{Timeout: o.Timeout, KeepAlive: 15 * time.Second}
 	conn, err := d.DialContext(ctx, "tcp", u.Host)
@@ -138,15 +142,27 @@ func (w *wire) handshake(u *url.URL, tlsName string, o nats.Options) error {
 	if _, err := w.conn.Write(append(c, "PING\r\n"...)); err != nil {
 		return err
 	}
-	// The server may send another INFO before or after PONG; read handles the latter.
+	if err := w.awaitPong(); err != nil {
+		return err
+	}
+	return w.conn.SetDeadline(time.Time{})
+}
+
+// awaitPong reads up to the PONG for a PING of ours. The server may send
+// another INFO before or after it; read handles the latter.
+func (w *wire) awaitPong() error {
 	for {
 		line, err := w.r.ReadSlice('\n')
 		if err != nil {
-			return fmt.Errorf("connect: %w", err)
+			return fmt.Errorf("wait for PONG: %w", err)
 		}
 		switch line := string(bytes.TrimRight(line, "\r\n")); {
 		case line == "PONG":
-			return w.conn.SetDeadline(time.Time{})
+			return nil
+		case line == "PING":
+			if err := w.write([]byte("PONG\r\n")); err != nil {
+				return err
+			}
 		case strings.HasPrefix(line, "-ERR"):
 			return protocolError(line)
 		}
@@ -240,19 +256,31 @@ func (w *wire) write(parts ...[]byte) error {
 	return nil
 }
 
-// ping sends a PING, and fails when two are unanswered. It does nothing while
-// a write is under way: the overdue ack tells then.
+// pingPatience is a little less than two ticks of a second.
+const pingPatience = 1900 * time.Millisecond
+
+// ping sends a PING, and fails when an earlier one has not been answered for
+// pingPatience, however often it was called since. It does nothing while a
+// write is under way: the overdue ack tells then.
 func (w *wire) ping() error {
 	if !w.mu.TryLock() {
 		return nil
 	}
 	defer w.mu.Unlock()
-	if w.pings >= 2 {
+	if w.pings == 0 {
+		w.pinged = time.Now()
+	} else if time.Since(w.pinged) >= pingPatience {
 		return errors.New("the server does not answer PING")
 	}
 	w.pings++
-	_, err := w.conn.Write([]byte("PING\r\n"))
-	return err
+	// Whoever looks for overdue acks must not wait for a server that does not read.
+	if err := w.conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	if _, err := w.conn.Write([]byte("PING\r\n")); err != nil {
+		return err
+	}
+	return w.conn.SetWriteDeadline(time.Time{})
 }
 
 // read delivers replies to onReply until the connection fails. idle is called
@@ -314,8 +342,7 @@ func (w *wire) message(args []byte, headers bool, onReply func(subject, header, 
 		return fmt.Errorf("malformed message line %.40q", args)
 	}
 	// Peek may move the buffer, and the subject lies in it.
-	var subject [256]byte
-	s := append(subject[:0], f[0]...)
+	s := append(w.subject[:0], f[0]...)
 	body, err := w.r.Peek(size + 2)
 	if err != nil {
 		return err
@@ -327,9 +354,19 @@ func (w *wire) message(args []byte, headers bool, onReply func(subject, header, 
 	return err
 }
 
-// subscribe asks for everything on subject.
-func (w *wire) subscribe(subject string) error {
-	return w.write(fmt.Appendf(nil, "SUB %s 1\r\n", subject))
+// subscribe asks for everything on subject and waits until the server has
+// agreed. It must not be called once read runs.
+func (w *wire) subscribe(subject string, timeout time.Duration) error {
+	if err := w.conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	if err := w.write(fmt.Appendf(nil, "SUB %s 1\r\nPING\r\n", subject)); err != nil {
+		return err
+	}
+	if err := w.awaitPong(); err != nil {
+		return err
+	}
+	return w.conn.SetDeadline(time.Time{})
 }
 
 // close ends the connection and unblocks read and write.
@@ -344,6 +381,12 @@ func (e protocolError) Error() string {
 
 func (e protocolError) permissions() bool {
 	return strings.HasPrefix(strings.ToLower(e.Error()), "permissions violation")
+}
+
+// publishDenied reports whether it names the subject of a message; the others
+// deny a subscription.
+func (e protocolError) publishDenied() bool {
+	return strings.HasPrefix(strings.ToLower(e.Error()), "permissions violation for publish to")
 }
 
 func (e protocolError) authorization() bool {
