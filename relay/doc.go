@@ -7,8 +7,8 @@
 //   - The ledger holds, in order, which LSN becomes confirmable after how many
 //     settled events. There is no other account of progress.
 //   - A ticker takes the settled front of the ledger, records it as the
-//     checkpoint beside the stream, and only then confirms it to Postgres. It
-//     runs while the loop is blocked, too.
+//     checkpoint beside the stream, and only then, and after the confirm delay,
+//     confirms it to Postgres. It runs while the loop is blocked, too.
 //   - When the window is full, reading stops. That is the back-pressure.
 //   - Any error ends the session. The next one starts from what Postgres and the
 //     stream say, so there is one way to recover from everything.
@@ -19,5 +19,7 @@
 // | relay.go   | options, the supervisor: retry, backoff, reporting |
 // | session.go | one session: the loop, the ticker, the drain       |
 // | ledger.go  | which LSN is confirmable when                      |
+// | hold.go    | what waits for the confirm delay                   |
 // | resume.go  | what is dropped when a session starts              |
+// | silence.go | when a session that hears nothing is dead          |
 package relay

@@ -23,14 +23,25 @@ type Options struct {
 	// holds the slot.
 	Standby func(error) bool
 
+	// Sent asks the server, over another connection, how far it has sent the log
+	// to the session that holds the slot, 0 when it does not say, and whether
+	// there is one. When it is set, a session that hears nothing new for Silence is
+	// looked after; 10 s.
+	Sent    func(context.Context) (sent event.LSN, held bool, err error)
+	Silence time.Duration
+
 	Halt           bool          // stop at a poison event instead of parking it
 	MaxParkedInRow int           // 100
 	StatusInterval time.Duration // between checkpoints and statuses; 1 s
-	DrainTimeout   time.Duration // 10 s
-	BackoffMin     time.Duration // 100 ms
-	BackoffMax     time.Duration // 5 s
+	// ConfirmDelay is how long events are settled before they are confirmed, so
+	// that Postgres can send them again while the broker may forget them; 0 is not at all.
+	ConfirmDelay time.Duration
+	DrainTimeout time.Duration // 10 s
+	BackoffMin   time.Duration // 100 ms
+	BackoffMax   time.Duration // 5 s
 
-	Log *slog.Logger
+	Observer Observer // nil for none
+	Log      *slog.Logger
 }
 
 // Relay runs one session after another.
@@ -38,7 +49,13 @@ type Relay struct {
 	o       Options
 	failing side // that the last session failed on
 	parked  int  // events in a row, up to the last session's end
-	report  report
+	hold    hold // what the last session had not confirmed yet
+	// An operator accepts another server, and the last session found one.
+	acceptGap, diverged bool
+	judged              bool // the last session ended with a verdict
+
+	report report
+	jitter func(time.Duration) time.Duration // below its argument
 }
 
 // standbyBackoff is the longest wait between two tries to take over a slot.
@@ -61,6 +78,9 @@ func New(o Options) (*Relay, error) {
 	if o.StatusInterval == 0 {
 		o.StatusInterval = time.Second
 	}
+	if o.ConfirmDelay < 0 {
+		return nil, errors.New("relay: ConfirmDelay must not be negative")
+	}
 	if o.DrainTimeout == 0 {
 		o.DrainTimeout = 10 * time.Second
 	}
@@ -70,18 +90,28 @@ func New(o Options) (*Relay, error) {
 	if o.BackoffMax == 0 {
 		o.BackoffMax = 5 * time.Second
 	}
+	if o.Silence == 0 {
+		o.Silence = 10 * time.Second
+	}
+	if o.Observer == nil {
+		o.Observer = unobserved{}
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Relay{o: o, report: report{log: o.Log}}, nil
+	return &Relay{o: o, hold: hold{delay: o.ConfirmDelay}, report: report{log: o.Log}, jitter: rand.N[time.Duration]}, nil
 }
 
 // Run works until ctx ends, and returns nil when everything in flight was
 // settled by then. It rides out every failure that can pass, for as long as it
 // takes, and returns the others.
-func (r *Relay) Run(ctx context.Context) error {
+func (r *Relay) Run(ctx context.Context) (err error) {
+	defer func() { r.o.Observer.Entered(Status{State: Stopped, Err: err}) }()
 	tries := 0
-	for {
+	state := Status{State: Connecting}
+	for ctx.Err() == nil {
+		state.Trying = true
+		r.o.Observer.Entered(state)
 		progress, err := r.runSession(ctx)
 		if err == nil {
 			return nil
@@ -96,7 +126,7 @@ func (r *Relay) Run(ctx context.Context) error {
 				}
 			}
 		}
-		if event.ClassOf(err) != event.Transient {
+		if !r.appeal(err) && event.ClassOf(err) != event.Transient {
 			return err
 		}
 		if progress {
@@ -105,15 +135,36 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		standby := r.o.Standby(err)
 		r.report.waiting(r.failing, standby, err)
+		state = Status{State: Waiting, Err: err, Side: string(r.failing)}
 		limit := r.o.BackoffMax
 		if standby {
+			state.State = Standby
 			limit = min(limit, standbyBackoff)
 		}
-		if !sleep(ctx, r.backoff(tries, limit)) {
-			return nil
-		}
+		pause := r.backoff(tries, limit)
+		news := state
+		news.Pause = pause
+		r.o.Observer.Entered(news)
+		sleep(ctx, pause)
 		tries++
 	}
+	return nil
+}
+
+// verdict is a failure of Sink.Resume that does not pass.
+type verdict struct{ error }
+
+func (v *verdict) Unwrap() error { return v.error }
+
+// appeal reports whether err is a verdict that has to be looked at again. The
+// two sides are read one after the other: a relay that was stopped in between
+// compares its old look at the log with a stream that its successor has filled
+// since, and a broker that was stopped may answer with what was true before.
+// So a verdict counts when two sessions in a row come to one.
+func (r *Relay) appeal(err error) bool {
+	var v *verdict
+	r.judged = errors.As(err, &v) && !r.judged
+	return r.judged
 }
 
 // backoff doubles from BackoffMin to limit; half of it is jitter, so that
@@ -123,17 +174,15 @@ func (r *Relay) backoff(tries int, limit time.Duration) time.Duration {
 	if d > limit || d <= 0 {
 		d = limit
 	}
-	return d/2 + rand.N(d/2+1)
+	return d/2 + r.jitter(d/2+1)
 }
 
-func sleep(ctx context.Context, d time.Duration) bool {
+func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
 	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -27,24 +28,40 @@ type session struct {
 
 	ctx    context.Context // ends with the session's failure, not with the relay's context
 	cancel context.CancelCauseFunc
+	waits  context.Context // ends when the relay is told to stop, too
 	wait   sync.WaitGroup
 	done   chan struct{} // closed when the loop has ended
 	kept   chan struct{} // closed when the ticker has ended after that
 
-	// Of the loop.
-	waits   context.Context // of its waits: ends when the relay is told to stop, too
-	ev      event.Event
-	resumer resumer
-	events  uint64           // counted off or appended
-	at      event.Checkpoint // the last of them
-	last    event.Position   // of the last record read
-	alone   bool             // publish the next event alone
-	parked  int              // in a row, those of earlier sessions included
-	good    uint64           // the first event after the last parked one; 0 when there is none
+	quiet silence // of the ticker
 
-	ledger    ledger
-	confirmed event.LSN // last given to source.Confirm; of the ticker while it runs
+	// Of the loop.
+	ev        event.Event
+	resumer   resumer
+	events    uint64           // counted off or appended
+	at        event.Checkpoint // the last of them
+	last      event.Position   // of the last record read
+	alone     bool             // publish the next event alone
+	parked    int              // in a row, those of earlier sessions included
+	acceptGap bool             // an operator accepts another server, until it is known to be the same
+	diverged  bool             // the last session found another server
+	good      uint64           // the first event after the last parked one; 0 when there is none
+
+	ledger ledger
+
+	// Of the loop, for the ticker.
+	activity atomic.Uint32 // an Activity
+	received atomic.Uint64 // as in Tick
+
+	// Of the ticker while it runs.
+	hold      hold
+	recorded  event.LSN // the newest that a checkpoint covers
+	recordAt  time.Time // when the last checkpoint was written
+	confirmed event.LSN // last given to source.Confirm
 }
+
+// rememberLimit bounds how long a lost Postgres keeps a session.
+const rememberLimit = time.Second
 
 // side says where an error comes from.
 type side string
@@ -74,7 +91,7 @@ func onSide(s side, err error) error {
 // whether the session got anywhere: settled an event, or lasted. nil means that
 // ctx ended and nothing is in flight.
 func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
-	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, done: make(chan struct{}), kept: make(chan struct{})}
+	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, done: make(chan struct{}), kept: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() {
 		s.cancel(nil)
@@ -86,18 +103,32 @@ func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
 			s.sink.Close()
 		}
 	}()
-	if err := s.open(ctx, r.failing); err != nil {
+	waits, hurry := context.WithCancelCause(s.ctx)
+	defer hurry(nil)
+	s.waits = waits
+	stop := context.AfterFunc(ctx, func() { hurry(errStopping) })
+	defer stop()
+	s.acceptGap, s.diverged = r.acceptGap, r.diverged
+	defer func() {
+		r.acceptGap, r.diverged = s.acceptGap, s.diverged || errors.Is(err, errDiverged)
+	}()
+	if err := s.open(r.failing); err != nil {
 		if ctx.Err() != nil {
 			return false, nil
 		}
-		return false, err
+		return false, s.ended(err)
 	}
 	began := time.Now()
+	s.o.Observer.Entered(Status{State: Streaming})
 	go s.keep()
 	err = s.work(ctx)
 	s.cancel(err)
+	if err != nil && ctx.Err() == nil {
+		s.o.Observer.Entered(lost(err))
+	}
+	s.remember(ctx, err)
 	s.stopTicker()
-	r.parked = s.streak()
+	r.parked, r.hold = s.streak(), s.hold
 	if err != nil && ctx.Err() != nil && event.ClassOf(err) == event.Transient {
 		err = s.left(err)
 	}
@@ -106,13 +137,16 @@ func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
 
 // open opens both sides and finds out where to go on. The side that failed last
 // is tried first, so that the other one is left in peace while it is down.
-func (s *session) open(ctx context.Context, failing side) error {
+func (s *session) open(failing side) error {
 	openers := []func(context.Context) error{s.openSource, s.openSink}
 	if failing == sinkSide {
 		openers[0], openers[1] = openers[1], openers[0]
 	}
 	for _, open := range append(openers, s.resume) {
-		if err := open(ctx); err != nil {
+		if err := open(s.waits); err != nil {
+			return err
+		}
+		if err := context.Cause(s.waits); err != nil {
 			return err
 		}
 	}
@@ -157,15 +191,21 @@ func (s *session) resume(ctx context.Context) error {
 	if err != nil {
 		return onSide(sourceSide, fmt.Errorf("read the slot's position: %w", err))
 	}
-	origin.ConfirmedFlush = confirmed
+	origin.ConfirmedFlush, origin.Diverged = confirmed, s.diverged
 	r, err := s.sink.Resume(ctx, origin)
 	if err != nil {
+		if event.ClassOf(err) != event.Transient {
+			err = &verdict{err}
+		}
 		return onSide(sinkSide, err)
 	}
+	s.acceptGap, s.diverged = s.acceptGap || r.AcceptGap, false
+	r.AcceptGap = s.acceptGap
 	s.resumer = newResumer(r, origin)
 	s.alone = r.Suspect
 	s.at.Position = r.After
-	s.confirmed = confirmed
+	s.confirmed, s.recorded = confirmed, confirmed
+	s.hold.resume(origin, r.After)
 	s.log.Info("streaming", "slot", origin.Slot, "timeline", origin.Timeline,
 		"confirmed", confirmed.String(), "wal_end", origin.WALEnd.String(), "after", r.After.String(), "skip", r.Skip)
 	return nil
@@ -173,23 +213,24 @@ func (s *session) resume(ctx context.Context) error {
 
 // work is the loop. It returns nil when ctx ended and everything in flight is settled.
 func (s *session) work(ctx context.Context) error {
-	waits, cancel := context.WithCancelCause(s.ctx)
-	defer cancel(nil)
-	s.waits = waits
-	stop := context.AfterFunc(ctx, func() {
-		s.source.Interrupt()
-		cancel(errStopping)
-	})
+	stop := context.AfterFunc(ctx, s.source.Interrupt)
 	defer stop()
 	// stopping reports that the relay was told to stop and can still drain.
 	stopping := func() bool { return ctx.Err() != nil && !s.sinkFailed() }
+	var rec *event.Record
 	for {
-		if !s.source.Buffered() {
+		rest := !s.source.Buffered()
+		if rest {
 			if err := s.sink.Flush(); err != nil {
 				return s.ended(onSide(sinkSide, err))
 			}
+			s.rest(rec)
 		}
-		rec, err := s.source.Next()
+		var err error
+		rec, err = s.source.Next()
+		if rest {
+			s.activity.Store(uint32(Working))
+		}
 		if err != nil {
 			if stopping() {
 				return s.drain(ctx)
@@ -203,6 +244,34 @@ func (s *session) work(ctx context.Context) error {
 			return s.ended(err)
 		}
 	}
+}
+
+// rest tells the ticker how far the loop has come, before it waits for the
+// network. last is the last record, or nil.
+func (s *session) rest(last *event.Record) {
+	if last != nil {
+		if at := uint64(max(last.Confirm, last.Position.Change)); at > s.received.Load() {
+			s.received.Store(at)
+		}
+	}
+	s.activity.Store(uint32(Reading))
+}
+
+// settling runs one of the sink's waits for acks.
+func (s *session) settling(err func() error) error {
+	s.activity.Store(uint32(Settling))
+	defer s.activity.Store(uint32(Working))
+	return onSide(sinkSide, err())
+}
+
+// lost is the state of the relay once a session has ended with err.
+func lost(err error) Status {
+	st := Status{State: Waiting, Err: err}
+	var at *sideError
+	if errors.As(err, &at) {
+		st.Side = string(at.side)
+	}
+	return st
 }
 
 // sinkFailed reports whether the session has ended on the sink's side.
@@ -230,13 +299,18 @@ func (s *session) handle(rec *event.Record) error {
 				"record at %s follows one at %s", rec.Position, s.last)
 		}
 		s.last = rec.Position
-		if !s.resumer.stored(rec.Position) {
+		stored, err := s.stored(rec)
+		if err != nil {
+			return err
+		}
+		if !stored {
 			if err := s.publish(rec); err != nil {
 				return err
 			}
 		}
 	}
-	if rec.Confirm != 0 && s.resumer.proven {
+	if rec.Confirm != 0 && s.resumer.sound() {
+		s.acceptGap = false
 		c := s.at
 		c.Events, c.Confirm = s.events, rec.Confirm
 		s.ledger.add(c, s.sink.Settled())
@@ -244,11 +318,44 @@ func (s *session) handle(rec *event.Record) error {
 	return nil
 }
 
-func (s *session) publish(rec *event.Record) error {
+// stored reports whether the record's event is in the stream already.
+func (s *session) stored(rec *event.Record) (bool, error) {
+	if s.resumer.stored(rec.Position) {
+		if !s.resumer.ask(rec.Position) {
+			return true, nil
+		}
+		id, err := s.id(rec)
+		if err != nil {
+			return true, err
+		}
+		return true, s.resumer.recognise(id)
+	}
+	stored, ok := s.resumer.Stored[rec.Position]
+	if !ok {
+		return false, nil
+	}
+	id, err := s.id(rec)
+	return string(id) == stored, err
+}
+
+// id is that of the record's event; nil when it has none or is of no outbox.
+func (s *session) id(rec *event.Record) ([]byte, error) {
 	ok, err := s.o.Mapper.Map(rec, &s.ev)
 	var poison *event.Poison
 	switch {
-	case errors.As(err, &poison):
+	case err != nil && !errors.As(err, &poison):
+		return nil, err
+	case err == nil && !ok:
+		return nil, nil
+	}
+	return s.ev.ID, nil
+}
+
+func (s *session) publish(rec *event.Record) error {
+	ok, err := s.o.Mapper.Map(rec, &s.ev)
+	poison, bad := errors.AsType[*event.Poison](err)
+	switch {
+	case bad:
 	case err != nil:
 		return err
 	case !ok:
@@ -260,7 +367,7 @@ func (s *session) publish(rec *event.Record) error {
 	}
 	if poison == nil {
 		err := s.sink.Append(&s.ev)
-		if err != nil && !errors.As(err, &poison) {
+		if poison, bad = errors.AsType[*event.Poison](err); err != nil && !bad {
 			return onSide(sinkSide, err)
 		}
 	}
@@ -274,10 +381,10 @@ func (s *session) publish(rec *event.Record) error {
 	s.placed(rec)
 	if s.alone {
 		s.alone = false
-		return onSide(sinkSide, s.sink.WaitSettled(s.waits, s.events))
+		return s.settling(func() error { return s.sink.WaitSettled(s.waits, s.events) })
 	}
 	if s.sink.Full() {
-		return onSide(sinkSide, s.sink.WaitRoom(s.waits))
+		return s.settling(func() error { return s.sink.WaitRoom(s.waits) })
 	}
 	return nil
 }
@@ -302,8 +409,8 @@ func (s *session) streak() int {
 // it or halts.
 func (s *session) poisoned(why *event.Poison) error {
 	ev := &s.ev
-	if err := s.sink.WaitSettled(s.waits, s.events); err != nil {
-		return onSide(sinkSide, err)
+	if err := s.settling(func() error { return s.sink.WaitSettled(s.waits, s.events) }); err != nil {
+		return err
 	}
 	if s.o.Halt {
 		return event.Fail(event.Halted,
@@ -319,6 +426,7 @@ func (s *session) poisoned(why *event.Poison) error {
 		return onSide(sinkSide, err)
 	}
 	s.parked, s.good = s.parked+1, 0
+	s.o.Observer.Parked(why.Reason)
 	s.log.Warn("parked an event", "id", fmt.Sprintf("%.100s", ev.ID), "table", ev.Table, "position", ev.Position.String(),
 		"reason", string(why.Reason), "detail", why.Detail)
 	return nil
@@ -338,10 +446,22 @@ func (s *session) keep() {
 			return
 		}
 		s.sink.Tick()
+		s.o.Observer.Ticked(Tick{
+			Activity: Activity(s.activity.Load()),
+			Received: event.LSN(s.received.Load()),
+			Recorded: s.recorded,
+			Settled:  s.sink.Settled(),
+		})
 		if s.ctx.Err() != nil {
 			continue
 		}
-		if err := s.settle(s.ctx); err != nil {
+		if err := s.settle(s.ctx, false); err != nil {
+			s.cancel(err)
+		}
+		if s.o.Sent == nil {
+			continue
+		}
+		if err := s.listen(time.Now()); err != nil {
 			s.cancel(err)
 		}
 	}
@@ -358,24 +478,30 @@ func (s *session) stopTicker() {
 }
 
 // settle records the settled front of the ledger beside the stream, then
-// confirms it to Postgres. Without progress it repeats the status, which keeps
-// the session alive.
-func (s *session) settle(ctx context.Context) error {
-	if c, ok := s.ledger.take(s.sink.Settled()); ok && c.Confirm > s.confirmed {
-		if err := s.sink.Checkpoint(ctx, c); err != nil {
-			return onSide(sinkSide, err)
+// confirms to Postgres what was recorded at least ConfirmDelay ago. Without
+// progress it repeats the status, which keeps the session alive. The last
+// settle of a session records what there is, however lately it did before.
+func (s *session) settle(ctx context.Context, last bool) error {
+	if last || time.Since(s.recordAt) >= recordInterval(s.o.ConfirmDelay, s.o.StatusInterval) {
+		if c, ok := s.ledger.take(s.sink.Settled()); ok && c.Confirm > s.recorded {
+			if err := s.sink.Checkpoint(ctx, c); err != nil {
+				return onSide(sinkSide, err)
+			}
+			s.recorded, s.recordAt = c.Confirm, time.Now()
+			s.hold.add(c, s.recordAt)
 		}
-		s.confirmed = c.Confirm
 	}
+	s.confirmed = max(s.confirmed, s.hold.due(time.Now()))
 	return onSide(sourceSide, s.source.Confirm(s.confirmed))
 }
 
 // drain settles what is in flight, after reading has stopped. A Postgres that
 // goes away meanwhile does not disturb it.
 func (s *session) drain(ctx context.Context) error {
+	s.o.Observer.Entered(Status{State: Draining})
 	limit, cancel := s.drainLimit(ctx)
 	defer cancel()
-	err := s.sink.WaitSettled(limit, s.events)
+	err := s.settling(func() error { return s.sink.WaitSettled(limit, s.events) })
 	if err == nil {
 		err = s.lastSettle(ctx)
 	} else if s.sinkFailed() {
@@ -386,6 +512,29 @@ func (s *session) drain(ctx context.Context) error {
 	}
 	s.log.Info("drained", "events", s.events, "confirmed", s.confirmed.String())
 	return nil
+}
+
+// remember records how far the stream is when Postgres goes away. It may come
+// back as a promoted or upgraded server, for which nothing after a checkpoint
+// could be counted off. Without success the next session finds out by itself.
+func (s *session) remember(ctx context.Context, err error) {
+	var at *sideError
+	if !errors.As(err, &at) || at.side != sourceSide || ctx.Err() != nil || s.events == 0 ||
+		!s.resumer.sound() || s.resumer.skipped < s.resumer.Skip {
+		return
+	}
+	limit, cancel := context.WithTimeout(ctx, rememberLimit)
+	defer cancel()
+	if err := s.sink.WaitSettled(limit, s.events); err != nil {
+		s.log.Debug("the last events are not acked in time", "err", err)
+		return
+	}
+	s.stopTicker()
+	c := s.at
+	c.Events, c.Confirm = s.events, s.recorded
+	if err := s.sink.Checkpoint(limit, c); err != nil {
+		s.log.Debug("the last events are in no checkpoint", "err", err)
+	}
 }
 
 // lastSettle takes over from the ticker, which may be at work: what it has
@@ -399,7 +548,7 @@ func (s *session) lastSettle(ctx context.Context) error {
 	if s.sinkFailed() {
 		return context.Cause(s.ctx)
 	}
-	return s.settle(limit)
+	return s.settle(limit, true)
 }
 
 // drainLimit makes a context that ends with the drain timeout, or when the sink fails.

@@ -114,6 +114,9 @@ func explain(cfg *pgx.ConnConfig, err error) (class event.Class, hint, cause str
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return event.Transient, "the server closed the connection: is this the port of Postgres?", "connection closed"
 	}
+	if errors.Is(err, pgconn.ErrReadOnlyConnection) {
+		return event.Transient, "the server is a standby; this goes on by itself when one of those named in the DSN is the primary", "read-only server"
+	}
 	// What is left is refused by this side before or while the session is set
 	// up: TLS, sslcertmode, require_auth, channel_binding. pgconn has no types
 	// for most of it.

@@ -284,7 +284,7 @@ func createFailure(conn *pgx.Conn, o CreateOptions, err error) error {
 	doing := fmt.Sprintf("create slot %q", o.Name)
 	switch sqlstate(err) {
 	case codeNotInState: // wal_level is known to be logical
-		return event.Fail(event.Precondition, "create the slot on the primary", "%s: %w", doing, err)
+		return event.Fail(event.Precondition, "create the slot on the primary, and with max_replication_slots above 0", "%s: %w", doing, err)
 	case "":
 		if conn.IsClosed() && !errors.Is(err, context.Canceled) {
 			return event.Fail(event.Transient, "look for the slot with walrelay slot list before trying again", "%s: the connection broke: %w", doing, err)

@@ -60,6 +60,29 @@ func (w *Watcher) Confirmed(ctx context.Context) (event.LSN, error) {
 	return v.slot.ConfirmedFlush, nil
 }
 
+// Sent returns how far the server has sent the log to the session that holds the
+// slot, and whether one does. The LSN is 0 when the role may not see it, which
+// takes pg_read_all_stats. It blocks for a connection and one question.
+func (w *Watcher) Sent(ctx context.Context) (sent event.LSN, held bool, err error) {
+	conn, err := Connect(ctx, w.cfg)
+	if err != nil {
+		return 0, false, err
+	}
+	defer hangUp(conn)
+	var text string
+	err = conn.QueryRow(ctx, `select s.active, coalesce(r.sent_lsn, '0/0')::text
+		from pg_replication_slots s left join pg_stat_replication r on r.pid = s.active_pid
+		where s.slot_name = $1`, w.slot).Scan(&held, &text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("read how far slot %q is sent: %w", w.slot, err)
+	}
+	sent, err = event.ParseLSN(text)
+	return sent, held, err
+}
+
 // view is what one look at the server shows.
 type view struct {
 	slot     Slot
