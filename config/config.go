@@ -31,10 +31,12 @@ type Config struct {
 	AckTimeout       time.Duration
 	DrainTimeout     time.Duration
 	StatusInterval   time.Duration
+	ConfirmDelay     time.Duration // 0 confirms at once
 	WALSenderTimeout time.Duration // 0 keeps the server's
 	Backoff          Backoff
 
 	HTTPAddr string // host:port; empty serves nothing
+	PProf    bool   // serve profiles there, too
 	Log      Log
 }
 

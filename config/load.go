@@ -293,6 +293,9 @@ func (l *loader) check(c *Config) {
 	if c.Stream.DeadLetters != "" && c.Stream.DeadLetters == c.Stream.Name {
 		tell("dead letters cannot go to the stream itself", "choose another --dead-letter-stream", "stream", "dead-letter-stream")
 	}
+	if c.PProf && c.HTTPAddr == "" {
+		tell("profiles are asked for without an address to serve them at", "set --http-addr", "pprof")
+	}
 	if c.Backoff.Min > c.Backoff.Max {
 		tell("the first pause before connecting again is longer than the longest", "set --backoff-min below --backoff-max", "backoff-min", "backoff-max")
 	}

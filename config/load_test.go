@@ -114,6 +114,8 @@ func TestPrecedence(t *testing.T) {
 				rest = []string{"--nats-tls-key=k"}
 			case "nats-tls-key":
 				rest = []string{"--nats-tls-cert=k"}
+			case "pprof":
+				rest = []string{"--http-addr=9187"}
 			}
 			want := func(text string) *Config {
 				c := mustLoad(t, "", nil, append(rest, "--"+o.name+"="+text)...)
@@ -287,7 +289,8 @@ func TestMistakes(t *testing.T) {
 		{args: []string{"--subject", "a b"}, want: "subject template"},
 		{args: []string{"--messages=maybe"}, want: "neither true nor false"},
 		{args: []string{"--messages", "--message-prefix="}, want: "prefix"},
-		{args: []string{"--http-addr", "9187"}, want: "is no address"},
+		{args: []string{"--http-addr", "http"}, want: "is no address"},
+		{args: []string{"--pprof"}, want: "without an address"},
 		{args: []string{"--log-level", "loud"}, want: "log level"},
 		{args: []string{"--nats-tls-cert", "x"}, want: "both certificate and key"},
 		{args: []string{"--nats-password", "x"}, want: "without a user"},

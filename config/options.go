@@ -204,6 +204,10 @@ var options = []*option{
 		set: duration(func(c *Config) *time.Duration { return &c.StatusInterval }, 10*time.Millisecond),
 	},
 	{
+		name: "confirm-delay", path: "confirm_delay", group: Relay, arg: "duration", def: "0s", help: "how long Postgres keeps the WAL of stored events, in case the broker forgets them; longer than its sync_interval",
+		set: duration(func(c *Config) *time.Duration { return &c.ConfirmDelay }, 0),
+	},
+	{
 		name: "wal-sender-timeout", path: "wal_sender_timeout", group: Relay, arg: "duration", def: "0s", help: "wal_sender_timeout of the session; 0s keeps the server's",
 		set: duration(func(c *Config) *time.Duration { return &c.WALSenderTimeout }, 0),
 	},
@@ -216,8 +220,12 @@ var options = []*option{
 		set: duration(func(c *Config) *time.Duration { return &c.Backoff.Max }, time.Millisecond),
 	},
 	{
-		name: "http-addr", path: "http_addr", group: Relay, arg: "host:port", help: "address for metrics and health; empty serves nothing",
+		name: "http-addr", path: "http_addr", group: Relay, arg: "host:port", help: "address for metrics and health, on the loopback interface when only a port is given; empty serves nothing",
 		set: setHTTPAddr,
+	},
+	{
+		name: "pprof", path: "pprof", group: Relay, def: "false", help: "serve profiles of the program at /debug/pprof/, too",
+		set: boolean(func(c *Config) *bool { return &c.PProf }),
 	},
 
 	{
@@ -357,11 +365,18 @@ func setHTTPAddr(c *Config, v given) error {
 		c.HTTPAddr = ""
 		return nil
 	}
-	host, port, err := net.SplitHostPort(v.texts[0])
-	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || strings.ContainsAny(host, " /@") {
-		return &mistake{"is no address", "write host:port, such as 127.0.0.1:9187 or :9187"}
+	text := v.texts[0]
+	if !strings.Contains(text, ":") {
+		text = ":" + text
 	}
-	c.HTTPAddr = v.texts[0]
+	host, port, err := net.SplitHostPort(text)
+	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || strings.ContainsAny(host, " /@") {
+		return &mistake{"is no address", "write a port, such as 9187, or host:port, such as 0.0.0.0:9187 for every interface"}
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	c.HTTPAddr = net.JoinHostPort(host, port)
 	return nil
 }
 

@@ -12,7 +12,7 @@ import (
 func main() {
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
-	ctx, stop := onSignal(context.Background(), sigs, func() { os.Exit(exitForced) })
+	ctx, stop := onSignal(context.Background(), sigs, func() { os.Exit(report(os.Stderr, errForced)) })
 	code := execute(ctx, &process{
 		args: os.Args[1:], environ: os.Environ(),
 		in: os.Stdin, out: os.Stdout, err: os.Stderr,

@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/walrelay/walrelay/config"
@@ -340,6 +342,39 @@ func TestNATSOptions(t *testing.T) {
 	} {
 		if _, err := natsOptions(&config.Config{NATS: n}); err != nil {
 			t.Errorf("%+v: %v", n, err)
+		}
+	}
+}
+
+// Only at the start is a refused login a mistake to stop for.
+func TestRefusedLoginsPassOnceOneHasWorked(t *testing.T) {
+	for _, c := range []struct {
+		code   string
+		opened bool
+		want   event.Class
+	}{
+		{"28P01", false, event.Precondition},
+		{"28P01", true, event.Transient},
+		{"28000", true, event.Transient},
+		{"3D000", true, event.Precondition},
+		{"42501", true, event.Precondition},
+	} {
+		o := &sourceOpener{opened: c.opened}
+		err := o.patient(event.Fail(event.Precondition, "check the password", "connect: %w", &pgconn.PgError{Code: c.code}))
+		if event.ClassOf(err) != c.want || !strings.HasPrefix(event.HintOf(err), "check the password") || !strings.HasPrefix(err.Error(), "connect: ") {
+			t.Errorf("%+v: class %d, error %q, hint %q", c, event.ClassOf(err), err, event.HintOf(err))
+		}
+	}
+	if err := (&sourceOpener{opened: true}).patient(nil); err != nil {
+		t.Errorf("no failure became %v", err)
+	}
+}
+
+func TestConnectTimeout(t *testing.T) {
+	for dsn, want := range map[string]time.Duration{"host=h": connectTimeout, "host=h connect_timeout=3": 3 * time.Second} {
+		pg, err := pgConfig(&config.Config{DSN: config.NewSecret(dsn, "")})
+		if err != nil || pg.ConnectTimeout != want {
+			t.Errorf("%s: got %v, %v; want %s", dsn, pg, err, want)
 		}
 	}
 }

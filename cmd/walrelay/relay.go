@@ -5,10 +5,14 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/walrelay/walrelay/config"
+	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/outbox"
 	"github.com/walrelay/walrelay/publisher"
 	"github.com/walrelay/walrelay/relay"
@@ -17,7 +21,8 @@ import (
 )
 
 // runRelay builds the relay from cfg and runs it until ctx ends.
-func runRelay(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
+func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
+	log := levels.log
 	pg, err := pgConfig(cfg)
 	if err != nil {
 		return err
@@ -36,7 +41,15 @@ func runRelay(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	pub, err := publisher.New(publisher.Options{
+	var pub *publisher.Publisher
+	var watch *watchpost
+	var meter publisher.Meter
+	var observer relay.Observer
+	if cfg.HTTPAddr != "" {
+		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
+		meter, observer = watch.monitor, watch.monitor
+	}
+	pub, err = publisher.New(publisher.Options{
 		URL: cfg.NATS.URL.Reveal(), Connect: connect,
 		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
 		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
@@ -44,14 +57,16 @@ func runRelay(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 		Bucket: cfg.Stream.CheckpointBucket,
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
 		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
-		Log: log,
+		Meter: meter, Log: log,
 	})
 	if err != nil {
 		return err
 	}
 	source := &sourceOpener{
-		pg:  pg,
-		log: log,
+		pg:     pg,
+		mapper: mapper,
+		tables: outboxes,
+		log:    log,
 		want: slotmgr.Want{
 			Slot: cfg.Slot, Publications: cfg.Publications, Tables: wanted(outboxes),
 			ApplicationName: applicationName(pg),
@@ -59,52 +74,88 @@ func runRelay(ctx context.Context, cfg *config.Config, log *slog.Logger) error {
 		config: replication.Config{
 			Conn: &pg.Config, Slot: cfg.Slot, Publications: cfg.Publications, Messages: cfg.Messages,
 			WALSenderTimeout: cfg.WALSenderTimeout, Fingerprint: fingerprint(cfg),
+			Warn: func(text, hint string) {
+				log.Warn("postgres holds events back", "warning", text, "hint", hint)
+			},
 		},
 	}
 	parked := cfg.MaxParkedInRow
 	if parked == 0 {
 		parked = math.MaxInt
 	}
+	sessions := slotmgr.NewWatcher(pg, cfg.Slot)
 	r, err := relay.New(relay.Options{
 		OpenSource: source.open,
 		OpenSink: func(ctx context.Context, fail func(error)) (relay.Sink, error) {
 			return pub.Open(ctx, fail)
 		},
 		Mapper:         mapper,
-		Watcher:        slotmgr.NewWatcher(pg, cfg.Slot),
+		Watcher:        watcher{sessions, source},
+		Sent:           sessions.Sent,
+		Silence:        cfg.WALSenderTimeout, // either side gives up after the same time
 		Standby:        func(err error) bool { return errors.Is(err, replication.ErrSlotActive) },
 		Halt:           cfg.OnPoison == config.Halt,
 		MaxParkedInRow: parked,
 		StatusInterval: cfg.StatusInterval,
+		ConfirmDelay:   cfg.ConfirmDelay,
 		DrainTimeout:   cfg.DrainTimeout,
 		BackoffMin:     cfg.Backoff.Min,
 		BackoffMax:     cfg.Backoff.Max,
+		Observer:       observer,
 		Log:            log,
 	})
 	if err != nil {
 		return err
 	}
+	if watch != nil {
+		stop, err := watch.start(ctx)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	defer onUser1(levels.toggle)()
 	return r.Run(ctx)
 }
 
 // sourceOpener opens replication sessions, after it has once found both the
-// server and the database as the relay needs them.
+// server and the database as the relay needs them. One goroutine uses it.
 type sourceOpener struct {
 	pg      *pgx.ConnConfig
 	want    slotmgr.Want
 	config  replication.Config
+	mapper  *outbox.Mapper
+	tables  []outbox.Table
 	log     *slog.Logger
 	checked bool
+	opened  bool // once
 }
 
 func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
 	if !o.checked {
 		if err := o.preflight(ctx); err != nil {
-			return nil, err
+			return nil, o.patient(err)
 		}
 		o.checked = true
 	}
-	return replication.Open(ctx, o.config)
+	stream, err := replication.Open(ctx, o.config)
+	if err != nil {
+		return nil, o.patient(err)
+	}
+	o.opened = true
+	return stream, nil
+}
+
+// patient makes a refused login pass once a login has worked: passwords are
+// changed, and pg_hba.conf is, under a relay that runs. Only at the start is it
+// a mistake to stop for.
+func (o *sourceOpener) patient(err error) error {
+	const invalidAuthorization = "28" // class of SQLSTATE
+	var pg *pgconn.PgError
+	if !o.opened || event.ClassOf(err) != event.Precondition || !errors.As(err, &pg) || !strings.HasPrefix(pg.Code, invalidAuthorization) {
+		return err
+	}
+	return event.Fail(event.Transient, event.HintOf(err)+"; a new password takes a restart of walrelay", "%w", err)
 }
 
 func (o *sourceOpener) preflight(ctx context.Context) error {
@@ -112,7 +163,7 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(context.WithoutCancel(ctx))
+	defer hangUp(conn)
 	found, err := slotmgr.Preflight(ctx, conn, o.want)
 	if err != nil {
 		return err
@@ -122,7 +173,30 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 			o.log.Warn(f.Detail, "check", f.Name, "hint", f.Remedy)
 		}
 	}
-	return found.Err()
+	if err := found.Err(); err != nil {
+		return err
+	}
+	for _, t := range o.tables {
+		cols, err := outbox.Inspect(ctx, conn, t)
+		if err != nil {
+			return err
+		}
+		if err := o.mapper.Check(t, cols); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// watcher is a slotmgr.Watcher whose refused logins pass as those of its source do.
+type watcher struct {
+	*slotmgr.Watcher
+	source *sourceOpener
+}
+
+func (w watcher) Confirmed(ctx context.Context) (event.LSN, error) {
+	lsn, err := w.Watcher.Confirmed(ctx)
+	return lsn, w.source.patient(err)
 }
 
 func wanted(ts []outbox.Table) []slotmgr.Table {

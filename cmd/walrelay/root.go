@@ -89,13 +89,15 @@ func command(p *process, cmd *cobra.Command, groups []config.Group, run func(*co
 	return cmd
 }
 
-// newLogger logs to the process's stderr.
-func newLogger(p *process, l config.Log) *slog.Logger {
-	o := &slog.HandlerOptions{Level: l.Level}
+// newLogger logs to the process's stderr, at a level that can be changed.
+func newLogger(p *process, l config.Log) (*slog.Logger, *slog.LevelVar) {
+	level := new(slog.LevelVar)
+	level.Set(l.Level)
+	o := &slog.HandlerOptions{Level: level}
 	if l.Format == config.LogText || l.Format == config.LogAuto && isTerminal(p.err) {
-		return slog.New(slog.NewTextHandler(p.err, o))
+		return slog.New(slog.NewTextHandler(p.err, o)), level
 	}
-	return slog.New(slog.NewJSONHandler(p.err, o))
+	return slog.New(slog.NewJSONHandler(p.err, o)), level
 }
 
 // usage writes what comes below a command's description, with the flags in

@@ -13,15 +13,19 @@ func runCommand(p *process) *cobra.Command {
 order, and confirms to Postgres what the stream has acknowledged.
 
 It reconnects by itself to either side, for as long as it takes. SIGTERM or
-Ctrl-C lets the events in flight settle first, a second one stops at once.`,
+Ctrl-C lets the events in flight settle first, a second one stops at once.
+SIGUSR1 turns debug logs on, and off again.
+
+--http-addr serves /metrics for Prometheus, /livez and /readyz (?verbose for
+JSON), and /loglevel, which takes a level by PUT from this machine.`,
 		Example: `  walrelay run --dsn postgres://relay@db/shop --nats-url nats://nats:4222 --create-stream
-  walrelay run --config /etc/walrelay.yaml
+  walrelay run --config /etc/walrelay.yaml --http-addr 9187
   walrelay run --table public.outbox --table billing.outbox,preset=debezium`,
 		Args: atMost(0),
 	}, []config.Group{
 		config.Postgres, config.Slot, config.Publications, config.Tables,
 		config.Broker, config.Streams, config.Relay, config.Logging,
 	}, func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
-		return runRelay(cmd.Context(), cfg, newLogger(p, cfg.Log))
+		return runRelay(cmd.Context(), cfg, newLevels(newLogger(p, cfg.Log)))
 	})
 }

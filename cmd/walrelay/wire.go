@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -16,6 +17,10 @@ import (
 	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/outbox"
 )
+
+// connectTimeout is that of each address of a DSN that sets none, for servers
+// that take a connection and never say a word.
+const connectTimeout = 10 * time.Second
 
 // clientName is what Postgres and NATS see unless the DSN names another.
 const clientName = "walrelay"
@@ -31,6 +36,12 @@ func pgConfig(cfg *config.Config) (*pgx.ConnConfig, error) {
 	if pg.RuntimeParams["application_name"] == "" {
 		pg.RuntimeParams["application_name"] = clientName
 	}
+	if pg.ConnectTimeout == 0 {
+		pg.ConnectTimeout = connectTimeout
+	}
+	// Nothing prepared: through a pooler it may meet what another session
+	// prepared, and the error would hide that it is the pooler that has to go.
+	pg.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return pg, nil
 }
 
