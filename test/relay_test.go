@@ -153,11 +153,13 @@ func TestPostgresStopsAtOnceAndTheRelayComesBack(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		backlog bool
+		args    []string
 		fault   func(r *rig)
 		mend    func(r *rig)
 	}{
 		{name: "under load"},
 		{name: "with a backlog", backlog: true},
+		{name: "with a confirm delay", args: []string{"--confirm-delay", "1h"}},
 		{
 			name:  "broker down",
 			fault: func(r *rig) { must(r.t, r.nats.Kill()) },
@@ -171,7 +173,7 @@ func TestPostgresStopsAtOnceAndTheRelayComesBack(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, rigOptions{args: []string{"--window", "256", "--ack-timeout", "30s"}})
+			r := newRig(t, rigOptions{args: append([]string{"--window", "256", "--ack-timeout", "30s"}, c.args...)})
 			load := harness.Workload{DSN: r.pg.DSN("postgres"), Seed: 4, Rows: 20}
 			ws := harness.NewWriters(load)
 			if c.backlog {

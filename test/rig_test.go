@@ -73,7 +73,8 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	}
 	r.must("init", "--apply", "--dsn", r.dsn, "--table", r.table, "--publication", publication)
 	r.must("slot", "create", slot, "--dsn", r.dsn, "--publication", publication)
-	r.relay = harness.NewRelay(t, slices.Concat([]string{"run",
+	r.relay = harness.NewRelay(t, slices.Concat([]string{
+		"run",
 		"--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table,
 		"--slot", slot, "--publication", publication, "--stream", stream, "--create-stream",
 		"--log-format", "text",

@@ -64,6 +64,16 @@ func RunProxy(t testing.TB, target string) *Proxy {
 
 // StartProxy listens on a free port of 127.0.0.1.
 func StartProxy(target string) (*Proxy, error) {
+	for retries := 3; ; retries-- {
+		p, err := startProxy(target)
+		if err == nil || retries == 0 {
+			return p, err
+		}
+		// Somebody else took the port between the look and the start.
+	}
+}
+
+func startProxy(target string) (*Proxy, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err

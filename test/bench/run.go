@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/walrelay/walrelay/test/harness"
+)
+
+// The contenders.
+const (
+	theRelay    = "walrelay"
+	recvlogical = "pg_recvlogical"
+	publishOnly = "publish"
+	polling     = "poll"
+	listener    = "listen"
+)
+
+// runLimit bounds one run of a contender.
+const runLimit = 10 * time.Minute
+
+// run is one drain by one contender. Its times count from the start of the process.
+type run struct {
+	Contender string        `json:"contender"`
+	Events    int           `json:"events"`
+	First     time.Duration `json:"first_ns,omitempty"` // until the first event was stored
+	Took      time.Duration `json:"took_ns"`            // until the last one was
+	CPU       time.Duration `json:"cpu_ns"`             // of the contender: user and system, start included
+	StartCPU  time.Duration `json:"start_cpu_ns,omitempty"`
+	NATS      time.Duration `json:"nats_cpu_ns,omitempty"`
+	Postgres  time.Duration `json:"postgres_cpu_ns,omitempty"`
+	Memory    memory        `json:"memory"`
+	Load      string        `json:"load"` // of the machine, before the run
+}
+
+// Rate is events a second, the start of the process included.
+func (r run) Rate() float64 { return float64(r.Events) / r.Took.Seconds() }
+
+// Steady is events a second from the first stored event on.
+func (r run) Steady() float64 { return float64(r.Events-1) / (r.Took - r.First).Seconds() }
+
+// PerEvent is the contender's processor time an event in microseconds, without what
+// the start took.
+func (r run) PerEvent() float64 {
+	return float64((r.CPU - r.StartCPU).Nanoseconds()) / 1000 / float64(r.Events)
+}
+
+// drain runs a contender over the backlog once.
+func (l *lab) drain(ctx context.Context, contender string, b backlog) (run, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, runLimit, fmt.Errorf("%s took longer than %s", contender, runLimit))
+	defer cancel()
+	r := run{Contender: contender, Events: b.Events, Load: load()}
+	var err error
+	if contender == recvlogical {
+		err = l.receive(ctx, b, &r)
+	} else {
+		err = l.store(ctx, b, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("drain with %s: %w", contender, err)
+	}
+	return r, nil
+}
+
+// receive runs pg_recvlogical, which ends by itself at the end of the backlog.
+func (l *lab) receive(ctx context.Context, b backlog, r *run) error {
+	slot, err := l.slot(ctx)
+	if err != nil {
+		return err
+	}
+	before := l.serverCPU()
+	cmd := exec.CommandContext(ctx, l.recvlogical, "-d", l.pg.DSN("postgres"), "--slot", slot, "--start", "--endpos", b.end,
+		"-o", "proto_version=1", "-o", "publication_names="+publication, "-f", os.DevNull)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	from := time.Now()
+	out, err := cmd.CombinedOutput()
+	r.Took = time.Since(from)
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	r.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	l.spent(before, r)
+	r.NATS = 0
+	return l.dropSlot(ctx, slot)
+}
+
+// store runs a contender that publishes to the stream.
+func (l *lab) store(ctx context.Context, b backlog, r *run) error {
+	if err := l.newStream(ctx); err != nil {
+		return err
+	}
+	p, slot, err := l.contender(ctx, r.Contender, b)
+	if err != nil {
+		return err
+	}
+	defer p.Kill()
+	before := l.serverCPU()
+	from := time.Now()
+	if err := p.Start(); err != nil {
+		return err
+	}
+	began := make(chan time.Duration, 1)
+	go func() {
+		_, _ = p.AwaitText(ctx, "streaming") // what the other contenders say, too
+		began <- cpuOf(p.PID())
+	}()
+	s, err := l.state(ctx, b.Events)
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, p.Output())
+	}
+	r.CPU = cpuOf(p.PID())
+	r.StartCPU = min(<-began, r.CPU)
+	r.First, r.Took = s.FirstTime.Sub(from), s.LastTime.Sub(from)
+	r.Memory = memoryOf(p.PID())
+	l.spent(before, r)
+	if s.Msgs != uint64(b.Events) {
+		return fmt.Errorf("%d messages are stored for %d events", s.Msgs, b.Events)
+	}
+	return l.finish(ctx, p, slot)
+}
+
+// contender makes the process, and the slot that it reads.
+func (l *lab) contender(ctx context.Context, name string, b backlog) (p *harness.Relay, slot string, err error) {
+	switch name {
+	case theRelay, listener:
+		if slot, err = l.slot(ctx); err != nil {
+			return nil, "", err
+		}
+	case polling:
+		if err := l.fillPoll(ctx, b); err != nil {
+			return nil, "", err
+		}
+	}
+	if name == theRelay {
+		return &harness.Relay{Bin: l.relay, Args: l.relayArgs(slot)}, slot, nil
+	}
+	dsn := l.pg.DSN("postgres")
+	if name == polling {
+		dsn = l.poll.DSN("postgres")
+	}
+	return &harness.Relay{Bin: l.self, Args: []string{
+		"-role", name, "-dsn", dsn, "-nats-url", l.nats.URL(), "-slot", slot,
+		"-events", strconv.Itoa(b.Events), "-size", strconv.Itoa(b.Size),
+	}}, slot, nil
+}
+
+// finish ends a contender in order.
+func (l *lab) finish(ctx context.Context, p *harness.Relay, slot string) error {
+	if err := p.Term(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	code, err := p.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return fmt.Errorf("exit code %d\n%s", code, p.Output())
+	}
+	if slot == "" {
+		return nil
+	}
+	return l.dropSlot(ctx, slot)
+}
+
+type serverCPU struct{ nats, pg, poll time.Duration }
+
+func (l *lab) serverCPU() serverCPU {
+	c := serverCPU{nats: cpuOf(l.nats.PID()), pg: cpuOfTree(l.pg.PID())}
+	if l.poll != nil {
+		c.poll = cpuOfTree(l.poll.PID())
+	}
+	return c
+}
+
+// spent is what the servers have used since before.
+func (l *lab) spent(before serverCPU, r *run) {
+	now := l.serverCPU()
+	r.NATS = now.nats - before.nats
+	r.Postgres = now.pg - before.pg + now.poll - before.poll
+}
+
+// count writes a number with separators.
+func count(n int) string {
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// say tells on stderr what is under way.
+func say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s  %s\n", time.Now().Format("15:04:05"), strings.TrimSpace(fmt.Sprintf(format, args...)))
+}
+
+// under names a file in the output folder.
+func under(dir, name string) string { return filepath.Join(dir, name) }
