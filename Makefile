@@ -3,6 +3,8 @@
 
 GO       ?= go
 FUZZTIME ?= 1m
+MAJORS   ?= /var/tmp/walrelay-postgres
+MAJOR    ?= 14 15 16 17 18
 BENCH    ?= .
 COUNT    ?= 6
 
@@ -22,7 +24,7 @@ SCENARIOS = -timeout 30m -count 1 -p 1 ./test/...
 RACE      = PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -race
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check fuzz bench fmt fmt-check readme vet lint tidy-check servers image clean
+.PHONY: help build demo test test-majors check fuzz bench fmt fmt-check readme vet lint tidy-check servers image clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +40,11 @@ test: servers ## every test with the race detector on real servers, then each fu
 	$(RACE) $(UNITS)
 	$(RACE) $(SCENARIOS)
 	tools/fuzz.sh 5s
+
+test-majors: servers ## the tests of slot, log and scenarios on Postgres 14 to 18, laid out from npm in MAJORS (MAJOR="17 18")
+	@bins=$$(tools/postgres-majors.sh $(MAJORS) $(MAJOR)) && for bin in $$bins; do \
+		$$bin/postgres --version && PGBIN=$$bin $(GO) test -count 1 -p 1 -timeout 60m ./slotmgr ./replication ./outbox ./test || exit 1; \
+	done
 
 check: fmt-check vet lint tidy-check servers ## what a commit must pass, without the scenarios of ./test
 	$(GO) test -count 1 -run '^TestHouse' ./test

@@ -121,7 +121,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			metric = prometheus.NewInvalidMetric(desc, err)
 		}
 		ch <- metric
-		return counts.n
+		return counts.count()
 	}
 
 	times(d.delivery, &m.delivery)

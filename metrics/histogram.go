@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"math"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -22,8 +23,8 @@ var bounds = [...]time.Duration{
 }
 
 // The buckets of native histograms: with schema 3 bucket i ends at 2^(i/8)
-// seconds. What is shorter than 2^octave[0] s, about 8 µs, is in the zero
-// bucket, and what is longer than 2^octave[1] s, about 50 days, in the last one.
+// seconds. What is shorter than 2^firstOctave s, about 8 µs, is in the zero
+// bucket, and what is longer than 2^lastOctave s, about 50 days, in the last one.
 const (
 	schema      = 3
 	steps       = 1 << schema
@@ -32,50 +33,75 @@ const (
 	natives     = (lastOctave-firstOctave)*steps + 1 // 0 is the zero bucket
 )
 
-// fractions are the mantissas, as bits, of the bounds within an octave; guess
-// is where to start looking for one by its first bits.
+// Counting is in cells: no bound of either kind lies within one, so that one
+// count serves both.
+const cells = natives + len(bounds) - 1 // 1 s is a bound of both
+
 var (
-	fractions [steps]uint64
-	guess     [2 * steps]uint8
-	classic   [natives]uint8 // the first classic bucket that a native one reaches into
+	edges     [cells]time.Duration // upper bounds of the cells; the last is not looked at
+	nativeOf  [cells]uint16
+	classicOf [cells]uint8
+
+	// start is the first cell of the durations that begin with the same bits.
+	start [64 << startBits]uint16
 )
 
-const fractionBits = 52
+// startBits are the bits behind the first one. There are at most two edges
+// among the durations that share them, one of each kind.
+const startBits = 4
 
 func init() {
-	for i := range fractions {
-		fractions[i] = math.Float64bits(math.Exp2(float64(i)/steps)) & (1<<fractionBits - 1)
-	}
-	for g := range guess {
-		low := uint64(g) << (fractionBits - schema - 1)
-		for guess[g] < steps && low > fractions[guess[g]] {
-			guess[g]++
+	n, c := 0, 0
+	for i := range edges {
+		// The whole nanoseconds up to a bound are those up to its floor.
+		nativeEnd := time.Duration(math.Exp2(firstOctave+float64(n)/steps) * 1e9)
+		nativeOf[i], classicOf[i] = uint16(n), uint8(c)
+		switch {
+		case n == natives-1 && c == len(bounds):
+			edges[i] = math.MaxInt64
+		case c == len(bounds) || nativeEnd < bounds[c]:
+			edges[i] = nativeEnd
+			n++
+		case nativeEnd == bounds[c]: // only 1 s
+			edges[i] = nativeEnd
+			n++
+			c++
+		default:
+			edges[i] = bounds[c]
+			c++
 		}
+		n = min(n, natives-1)
 	}
-	for n := 1; n < natives; n++ {
-		lower := math.Exp2(firstOctave + float64(n-1)/steps)
-		for int(classic[n]) < len(bounds) && lower >= bounds[classic[n]].Seconds() {
-			classic[n]++
+	for i := range start {
+		length, rest := i>>startBits, uint64(i&(1<<startBits-1))
+		low := rest // fewer bits than startBits are all there is
+		if length > startBits {
+			low = (1<<startBits | rest) << (length - 1 - startBits)
+		}
+		for int(start[i]) < cells-1 && low > uint64(edges[start[i]]) {
+			start[i]++
 		}
 	}
 }
 
-// native is the number of the bucket for a duration.
-func native(d time.Duration) int {
-	bits := math.Float64bits(float64(d) / 1e9)
-	octave := int(bits>>fractionBits) - 1023
-	fraction := bits & (1<<fractionBits - 1)
-	if d <= 0 || octave < firstOctave {
-		return 0
+// cell is the number of the cell for a duration.
+func cell(d time.Duration) int {
+	v := uint64(max(d, 0))
+	length := bits.Len64(v)
+	i := length << startBits
+	if length > startBits {
+		i |= int(v>>(length-1-startBits)) & (1<<startBits - 1)
+	} else {
+		i |= int(v) & (1<<startBits - 1)
 	}
-	if octave >= lastOctave {
-		return natives - 1
+	c := int(start[i])
+	if d > edges[c] {
+		c++
 	}
-	i := int(guess[fraction>>(fractionBits-schema-1)])
-	for i < steps && fraction > fractions[i] {
-		i++
+	if d > edges[c] {
+		c++
 	}
-	return (octave-firstOctave)*steps + i
+	return c
 }
 
 // histogram counts durations. One goroutine at a time adds and publishes, any
@@ -83,54 +109,41 @@ func native(d time.Duration) int {
 type histogram struct {
 	// Of the goroutine that adds.
 	fresh   counts
-	touched []uint16 // native buckets of fresh that are not 0
+	touched []uint16 // cells of fresh that are not 0
 
 	mu    sync.Mutex
 	total counts
 }
 
 type counts struct {
-	native  [natives]uint64
-	classic [len(bounds) + 1]uint64 // not cumulative
-	sum     float64                 // seconds; a backlog of days would overflow a Duration
-	n       uint64
+	cells [cells]uint64
+	sum   float64 // ns; a backlog of days would overflow a Duration
 }
 
 // add counts n durations, for publish.
 func (h *histogram) add(d time.Duration, n uint64) {
-	i := native(d)
-	if h.fresh.native[i] == 0 {
+	i := cell(d)
+	if h.fresh.cells[i] == 0 {
 		h.touched = append(h.touched, uint16(i))
 	}
-	h.fresh.native[i] += n
-	c := int(classic[i])
-	if c < len(bounds) && d > bounds[c] {
-		c++
-	}
-	h.fresh.classic[c] += n
-	h.fresh.sum += d.Seconds() * float64(n)
-	h.fresh.n += n
+	h.fresh.cells[i] += n
+	h.fresh.sum += float64(d) * float64(n)
 }
 
 // publish makes visible what was added.
 func (h *histogram) publish() {
-	if h.fresh.n == 0 {
+	if len(h.touched) == 0 {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, i := range h.touched {
-		h.total.native[i] += h.fresh.native[i]
-		h.fresh.native[i] = 0
+		h.total.cells[i] += h.fresh.cells[i]
+		h.fresh.cells[i] = 0
 	}
 	h.touched = h.touched[:0]
-	for i, n := range h.fresh.classic {
-		h.total.classic[i] += n
-	}
-	clear(h.fresh.classic[:])
 	h.total.sum += h.fresh.sum
-	h.total.n += h.fresh.n
-	h.fresh.sum, h.fresh.n = 0, 0
+	h.fresh.sum = 0
 }
 
 func (h *histogram) snapshot() counts {
@@ -139,10 +152,13 @@ func (h *histogram) snapshot() counts {
 	return h.total
 }
 
-func (h *histogram) count() uint64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.total.n
+// count is the number of durations.
+func (c *counts) count() uint64 {
+	var sum uint64
+	for _, n := range c.cells {
+		sum += n
+	}
+	return sum
 }
 
 // histogramMetric is a snapshot with classic and native buckets; the library's
@@ -153,20 +169,29 @@ type histogramMetric struct {
 }
 
 func (c *counts) metric(desc *prometheus.Desc, since time.Time) (prometheus.Metric, error) {
+	var zero, count uint64
 	positive := map[int]int64{}
-	for i, n := range c.native[1:] {
-		if n > 0 {
-			positive[firstOctave*steps+i+1] = int64(n)
+	var byClass [len(bounds) + 1]uint64
+	for i, n := range c.cells {
+		if n == 0 {
+			continue
+		}
+		count += n
+		byClass[classicOf[i]] += n
+		if nativeOf[i] == 0 {
+			zero += n
+		} else {
+			positive[firstOctave*steps+int(nativeOf[i])] += int64(n)
 		}
 	}
-	m, err := prometheus.NewConstNativeHistogram(desc, c.n, c.sum, positive, nil, c.native[0], schema, math.Exp2(firstOctave), since)
+	m, err := prometheus.NewConstNativeHistogram(desc, count, c.sum/1e9, positive, nil, zero, schema, math.Exp2(firstOctave), since)
 	if err != nil {
 		return nil, err
 	}
 	buckets := make([]*dto.Bucket, len(bounds))
 	var sum uint64
 	for i, b := range bounds {
-		sum += c.classic[i]
+		sum += byClass[i]
 		upper, cumulative := b.Seconds(), sum
 		buckets[i] = &dto.Bucket{UpperBound: &upper, CumulativeCount: &cumulative}
 	}

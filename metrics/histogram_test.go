@@ -110,8 +110,8 @@ func TestHistogramTakesWhatIsBeyond(t *testing.T) {
 	h.add(-time.Second, 1)
 	h.publish()
 	c := h.snapshot()
-	if c.native[natives-1] != 3 || c.native[0] != 1 || c.classic[len(bounds)] != 3 || c.n != 4 {
-		t.Errorf("got %+v", c)
+	if c.cells[cells-1] != 3 || c.cells[0] != 1 || c.count() != 4 {
+		t.Errorf("got %v", c)
 	}
 }
 

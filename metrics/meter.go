@@ -41,7 +41,10 @@ func (m *meter) Failed(reason string, duplicate bool) {
 }
 
 // published is the number of events that were acked.
-func (m *meter) published() uint64 { return m.ack.count() }
+func (m *meter) published() uint64 {
+	counts := m.ack.snapshot()
+	return counts.count()
+}
 
 func (m *meter) failed() (duplicates uint64, failures map[string]uint64) {
 	m.mu.Lock()

@@ -201,6 +201,9 @@ func (f findings) withoutCheckpoint(d decision) (decision, error) {
 	case f.last != nil && f.last.ours && f.origin.Contains(f.last.position):
 		d.note("the stream has no checkpoint, resuming after its last message",
 			"position", f.last.position.String(), "sequence", f.lastSeq)
+		if !f.acceptGap {
+			f.publishAgain(&d, f.acked)
+		}
 		d.resume.After = f.last.position
 		return d, nil
 	case f.adopt:
@@ -255,11 +258,6 @@ func (f findings) forgotten(d decision) (decision, error) {
 	recreated := f.recreated()
 	// Without a position nothing up to the checkpoint came from this source.
 	lastIsSource := f.last != nil && f.last.ours && f.lastSeq > c.Foreign && (f.lastSeq > c.Sequence || !c.Position.IsZero())
-	heal := func() {
-		d.again = uint64(max(lost, 0))
-		d.note("the stream lost acked messages, publishing them again from the WAL",
-			"lost", lost, "last_sequence", f.lastSeq, "acked_sequence", had)
-	}
 	for i := range f.earlier {
 		e := &f.earlier[i]
 		if recreated || !e.Created.Equal(c.Created) || e.Owner != c.Owner || e.Sequence > f.lastSeq {
@@ -267,7 +265,7 @@ func (f findings) forgotten(d decision) (decision, error) {
 		}
 		switch last := f.last; {
 		case lastIsSource && (f.covers(e) || f.resends(last.position)):
-			heal()
+			f.publishAgain(&d, had)
 			d, err := f.afterLastOf(d, last.position, e)
 			for j := i; d.resume.Proof == nil && j < len(f.earlier); j++ {
 				if e := &f.earlier[j]; e.Position.Compare(d.resume.After) <= 0 {
@@ -276,13 +274,14 @@ func (f findings) forgotten(d decision) (decision, error) {
 			}
 			return d, err
 		case f.covers(e) && (last == nil || f.lastSeq == e.Sequence):
-			heal()
+			f.publishAgain(&d, had)
 			return f.afterCheckpoint(d, e)
 		}
 	}
 	if lastIsSource && !recreated && f.resends(f.last.position) {
-		heal()
+		f.publishAgain(&d, had)
 		d.resume.After = f.last.position
+		f.recognise(&d, c)
 		return d, nil
 	}
 	what := "lost acked messages"
@@ -307,6 +306,16 @@ func (f findings) forgotten(d decision) (decision, error) {
 	return d, event.Fail(event.Lost, hintForgotten,
 		"stream %q %s: its last sequence is %d, %s is %d, and Postgres has dropped the WAL up to %s: events from %s up to there are missing",
 		f.stream, what, f.lastSeq, known, had, f.origin.ConfirmedFlush, after)
+}
+
+// publishAgain says how much the stream lost of what was acked up to the sequence had.
+func (f findings) publishAgain(d *decision, had uint64) {
+	if had <= f.lastSeq {
+		return
+	}
+	d.again = had - f.lastSeq
+	d.note("the stream lost acked messages, publishing them again from the WAL",
+		"lost", d.again, "last_sequence", f.lastSeq, "acked_sequence", had)
 }
 
 // covers reports whether Postgres sends every event again that is not stored

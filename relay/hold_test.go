@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -86,5 +88,66 @@ func TestNoPlaceIsHeldWithoutDelay(t *testing.T) {
 	h.add(checkpointAt(5), now)
 	if got := h.due(now); got != 5 || len(h.queue) != 0 {
 		t.Errorf("due %s with %d held, want 0/5 and none", got, len(h.queue))
+	}
+}
+
+// slow is a source and a sink of which a test needs the end of the way only.
+type slow struct {
+	Source
+	Sink
+	recorded  []event.Checkpoint
+	confirmed []event.LSN
+}
+
+func (s *slow) Settled() uint64 { return 0 }
+func (s *slow) Close() error    { return nil }
+
+func (s *slow) Checkpoint(_ context.Context, c event.Checkpoint) error {
+	s.recorded = append(s.recorded, c)
+	return nil
+}
+
+func (s *slow) Confirm(lsn event.LSN) error {
+	s.confirmed = append(s.confirmed, lsn)
+	return nil
+}
+
+// The sink keeps 64 checkpoints. They have to reach back to one that covers
+// what is confirmed.
+func TestCheckpointsSpanTheConfirmDelay(t *testing.T) {
+	for _, delay := range []time.Duration{0, time.Second, 30 * time.Second, 5 * time.Minute} {
+		t.Run(delay.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				x := &slow{}
+				s := &session{o: &Options{ConfirmDelay: delay, StatusInterval: time.Second}, source: x, sink: x, hold: hold{delay: delay}}
+				start := time.Now()
+				for i := 1; i <= 1000; i++ {
+					time.Sleep(time.Second) // of the bubble's clock
+					s.ledger.add(event.Checkpoint{Confirm: event.LSN(i)}, 0)
+					if err := s.settle(t.Context(), false); err != nil {
+						t.Fatal(err)
+					}
+					confirmed := int(x.confirmed[i-1])
+					if age := time.Since(start) - time.Duration(confirmed)*time.Second; confirmed > 0 && (age < delay || age > delay+delay/historySpan+2*time.Second) {
+						t.Fatalf("at %s confirmed what is %s old", time.Since(start), age)
+					}
+					if past := x.recorded[max(len(x.recorded)-64, 0)]; len(x.recorded) > 64 && int(past.Confirm) > confirmed {
+						t.Fatalf("at %s the oldest checkpoint has %d, confirmed is %d", time.Since(start), past.Confirm, confirmed)
+					}
+					if n := len(s.hold.queue); n > historySpan+1 {
+						t.Fatalf("%d places held", n)
+					}
+				}
+				if got := x.confirmed[999]; got == 0 {
+					t.Fatal("nothing confirmed")
+				}
+				if err := s.settle(t.Context(), true); err != nil {
+					t.Fatal(err)
+				}
+				if got := x.recorded[len(x.recorded)-1].Confirm; got != 1000 {
+					t.Errorf("the last settle recorded %d, want 1000", got)
+				}
+			})
+		})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -54,6 +55,8 @@ type Relay struct {
 	acceptGap, diverged bool
 	judged              bool // the last session ended with a verdict
 
+	renewed time.Time // when the backoff last began anew
+
 	report report
 	jitter func(time.Duration) time.Duration // below its argument
 }
@@ -63,6 +66,12 @@ const standbyBackoff = 500 * time.Millisecond
 
 // reminder is how often a wait that does not change is logged again.
 const reminder = time.Minute
+
+// renewal is how often the backoff may begin anew.
+const renewal = 5 * time.Second
+
+// brief sessions are no news, neither their begin nor their end.
+const brief = 500 * time.Millisecond
 
 // New checks the options and starts nothing.
 func New(o Options) (*Relay, error) {
@@ -112,6 +121,7 @@ func (r *Relay) Run(ctx context.Context) (err error) {
 	for ctx.Err() == nil {
 		state.Trying = true
 		r.o.Observer.Entered(state)
+		began := time.Now()
 		progress, err := r.runSession(ctx)
 		if err == nil {
 			return nil
@@ -130,8 +140,10 @@ func (r *Relay) Run(ctx context.Context) (err error) {
 			return err
 		}
 		if progress {
-			tries = 0
-			r.report.forget()
+			tries = r.renew(tries)
+			if time.Since(began) >= brief {
+				r.report.forget()
+			}
 		}
 		standby := r.o.Standby(err)
 		r.report.waiting(r.failing, standby, err)
@@ -167,6 +179,17 @@ func (r *Relay) appeal(err error) bool {
 	return r.judged
 }
 
+// renew is the number of tries that still counts after a session that got
+// somewhere: none, unless that was so a moment ago. A stream that is full and
+// takes one message at a time would otherwise be tried ten times a second.
+func (r *Relay) renew(tries int) int {
+	if now := time.Now(); now.Sub(r.renewed) >= renewal {
+		r.renewed = now
+		return 0
+	}
+	return min(tries, 2)
+}
+
 // backoff doubles from BackoffMin to limit; half of it is jitter, so that
 // relays that lost the same server do not come back together.
 func (r *Relay) backoff(tries int, limit time.Duration) time.Duration {
@@ -189,19 +212,19 @@ func sleep(ctx context.Context, d time.Duration) {
 // report says once a change what the relay waits for.
 type report struct {
 	log     *slog.Logger
-	text    string
+	text    string // without what differs from try to try
 	repeats int
 	next    time.Time
 }
 
 func (r *report) waiting(at side, standby bool, err error) {
 	now := time.Now()
-	text := err.Error()
+	text := outline(err.Error())
 	if text == r.text && now.Before(r.next) {
 		r.repeats++
 		return
 	}
-	args := []any{"side", string(at), "err", text}
+	args := []any{"side", string(at), "err", err.Error()}
 	if hint := event.HintOf(err); hint != "" {
 		args = append(args, "hint", hint)
 	}
@@ -216,4 +239,15 @@ func (r *report) waiting(at side, standby bool, err error) {
 	r.text, r.repeats, r.next = text, 0, now.Add(reminder)
 }
 
-func (r *report) forget() { r.text = "" }
+func (r *report) forget() { r.text, r.repeats = "", 0 }
+
+// outline leaves the numbers out: ports, sequences, times and process ids are
+// other ones in each try.
+func outline(text string) string {
+	return strings.Map(func(c rune) rune {
+		if c >= '0' && c <= '9' {
+			return -1
+		}
+		return c
+	}, text)
+}

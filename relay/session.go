@@ -34,6 +34,8 @@ type session struct {
 	kept   chan struct{} // closed when the ticker has ended after that
 
 	quiet silence // of the ticker
+	news  []any   // attributes of a line not yet logged; of resume, then of the ticker
+	again bool    // the session before ended as the one before it
 
 	// Of the loop.
 	ev        event.Event
@@ -91,7 +93,7 @@ func onSide(s side, err error) error {
 // whether the session got anywhere: settled an event, or lasted. nil means that
 // ctx ended and nothing is in flight.
 func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
-	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, done: make(chan struct{}), kept: make(chan struct{})}
+	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, again: r.report.repeats > 0, done: make(chan struct{}), kept: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() {
 		s.cancel(nil)
@@ -206,9 +208,23 @@ func (s *session) resume(ctx context.Context) error {
 	s.at.Position = r.After
 	s.confirmed, s.recorded = confirmed, confirmed
 	s.hold.resume(origin, r.After)
-	s.log.Info("streaming", "slot", origin.Slot, "timeline", origin.Timeline,
-		"confirmed", confirmed.String(), "wal_end", origin.WALEnd.String(), "after", r.After.String(), "skip", r.Skip)
+	s.news = []any{
+		"slot", origin.Slot, "timeline", origin.Timeline, "confirmed", confirmed.String(),
+		"wal_end", origin.WALEnd.String(), "after", r.After.String(), "skip", r.Skip,
+	}
+	if !s.again {
+		s.announce()
+	}
 	return nil
+}
+
+// announce says once that the session works. After sessions that ended as soon
+// as they began, the ticker does when this one has lasted.
+func (s *session) announce() {
+	if s.news != nil {
+		s.log.Info("streaming", s.news...)
+		s.news = nil
+	}
 }
 
 // work is the loop. It returns nil when ctx ended and everything in flight is settled.
@@ -439,9 +455,13 @@ func (s *session) keep() {
 	defer close(s.kept)
 	t := time.NewTicker(s.o.StatusInterval)
 	defer t.Stop()
+	began := time.Now()
 	for {
 		select {
 		case <-t.C:
+			if time.Since(began) >= brief {
+				s.announce()
+			}
 		case <-s.done:
 			return
 		}

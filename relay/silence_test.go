@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,23 +29,24 @@ func TestDeadSessionIsToldFromAQuietLog(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			story(t, func(b *bench) {
-				asked := 0
+				var asked atomic.Int64
 				b.Silence = silence
 				b.Sent = func(ctx context.Context) (event.LSN, bool, error) {
-					if asked++; c.ask == nil {
+					n := int(asked.Add(1))
+					if c.ask == nil {
 						<-ctx.Done()
 						return 0, false, fmt.Errorf("connect: %w", ctx.Err())
 					}
-					return c.ask(asked)
+					return c.ask(n)
 				}
 				b.run()
 				b.after(silence / 2)
-				if asked > 0 {
+				if asked.Load() > 0 {
 					t.Errorf("asked after %s already", silence/2)
 				}
 				b.after(3 * silence)
-				if asked < 1 || asked > 4 {
-					t.Errorf("asked %d times in %s", asked, 7*silence/2)
+				if n := asked.Load(); n < 1 || n > 4 {
+					t.Errorf("asked %d times in %s", n, 7*silence/2)
 				}
 				ended := b.lines.with("session ended")
 				if c.want == "" && len(ended) > 0 || c.want != "" && (len(ended) == 0 || !strings.Contains(ended[0], c.want)) {
