@@ -23,6 +23,9 @@ type Config struct {
 
 	Stream Stream
 
+	Backfill      bool   // publish the rows of the table first
+	BackfillOrder string // column; empty is that of the role seq
+
 	OnPoison       OnPoison
 	MaxParkedInRow int // 0 is no limit
 

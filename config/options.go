@@ -176,6 +176,16 @@ var options = []*option{
 	},
 
 	{
+		name: "backfill", path: "backfill", group: Relay, def: "false",
+		help: "publish the rows that are in the table already before anything else, when there is no slot yet",
+		set:  boolean(func(c *Config) *bool { return &c.Backfill }),
+	},
+	{
+		name: "backfill-order", path: "backfill_order", group: Relay, arg: "column",
+		help: "column that gives the order of the table's rows (default the one with the role seq)",
+		set:  text(func(c *Config) *string { return &c.BackfillOrder }),
+	},
+	{
 		name: "on-poison", path: "on_poison", group: Relay, arg: "policy", def: string(Park), help: "what to do with an event that can never be stored: park or halt",
 		set: oneOf(func(c *Config) *OnPoison { return &c.OnPoison }, Park, Halt),
 	},

@@ -59,6 +59,15 @@ type Origin struct {
 	// Fingerprint changes when publications, tables or the message prefix do.
 	Fingerprint string
 
+	// Tables says for each table by which entries of the publications its rows
+	// are sent. A table none of whose entries is the same as before was
+	// taken out of them in between, and rows may be missing in the log.
+	Tables map[string][]string
+
+	// Backfill says that the events are rows read from the tables in a snapshot
+	// that ends at ConfirmedFlush. They are told from those stored by their ids.
+	Backfill bool
+
 	// Diverged says that an earlier session found that this log is not the one
 	// from which the stream was written, and that an operator accepts it.
 	Diverged bool

@@ -67,5 +67,6 @@
 //	table.go    tables, roles, presets     schema.go   the DDL as text
 //	mapper.go   rows to events             apply.go    running it, and what it found
 //	message.go  logical messages           inspect.go  an existing table against the contract
-//	subject.go  templates and filters      json.go     members of an object, unchanged
+//	subject.go  templates and filters      rows.go     reading a table back
+//	json.go     members of an object, unchanged
 package outbox

@@ -39,6 +39,7 @@ const (
 // it; Stripped may be called from any.
 type Mapper struct {
 	tables   map[string]*source // by schema and name
+	renamed  map[uint32]*source // by OID, for rows of a table whose name was another one when they were written
 	messages *source            // nil when messages are not honoured
 	filters  []string
 
@@ -83,9 +84,9 @@ type plan struct {
 func NewMapper(m Mapping) (*Mapper, error) {
 	var errs []error
 	mp := &Mapper{
-		tables: map[string]*source{},
-		plans:  map[uint32]compiled{},
-		names:  map[string]string{},
+		tables: map[string]*source{}, renamed: map[uint32]*source{},
+		plans: map[uint32]compiled{},
+		names: map[string]string{},
 	}
 	var filters []string
 	add := func(s *source, subject string) {
@@ -207,6 +208,14 @@ func (m *Mapper) Check(t Table, cols []Column) error {
 	return err
 }
 
+// Know says which table has the OID now, so that its rows are known by that when
+// they come under a name that it had before or has got since.
+func (m *Mapper) Know(t Table, oid uint32) {
+	if s := m.tables[tableKey(t.schema(), t.Name)]; s != nil && oid != 0 {
+		m.renamed[oid] = s
+	}
+}
+
 func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
 	if rel == m.last.relation {
 		return m.last.plan, nil
@@ -214,7 +223,11 @@ func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
 	c, ok := m.plans[rel.ID]
 	if !ok || c.relation != rel {
 		c = compiled{relation: rel}
-		if s := m.tables[tableKey(rel.Schema, rel.Name)]; s != nil {
+		s := m.tables[tableKey(rel.Schema, rel.Name)]
+		if s == nil {
+			s = m.renamed[rel.ID]
+		}
+		if s != nil {
 			p, err := compile(s, rel)
 			if err != nil {
 				return nil, err

@@ -150,7 +150,7 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
 	}
-	if r == s.current {
+	if r.Sequence == s.current.Sequence && r.Confirm == s.current.Confirm && r.Position == s.current.Position {
 		return nil
 	}
 	return s.writeCheckpoint(ctx, r)

@@ -115,6 +115,7 @@ func (s *Session) appendMarker(ev *event.Event, why *event.Poison) error {
 		Position: ev.Position,
 		Headers: []event.Header{
 			{Name: event.HeaderID, Value: []byte(excerpt(ev.ID))},
+			{Name: event.HeaderTable, Value: []byte(textOf([]byte(ev.Table)))},
 			{Name: event.HeaderReason, Value: []byte(textOf([]byte(why.Error())))},
 		},
 	}

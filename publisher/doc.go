@@ -24,6 +24,7 @@
 // | ack.go       | replies and error codes                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
+// | stored.go    | which events the stream holds, for backfill and recovery   |
 // | stream.go    | creating and examining the stream                          |
 // | deadletter.go| parking an event                                           |
 package publisher

@@ -2,6 +2,7 @@ package publisher
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -34,7 +35,22 @@ type record struct {
 	Fingerprint string         `json:"fingerprint"`
 	Foreign     uint64         `json:"foreign"` // messages up to this sequence are not the owner's
 	Window      int            `json:"window"`  // events in flight at most
+
+	// Tables are those of event.Origin.
+	Tables map[string][]string `json:"tables,omitempty"`
+
+	// Backfill is the state of a backfill, backfillRunning or backfillDone;
+	// empty once a slot is streamed. BackfillFrom is the stream's last sequence
+	// when it began.
+	Backfill     string `json:"backfill,omitempty"`
+	BackfillFrom uint64 `json:"backfill_from,omitempty"`
 }
+
+// The states of a backfill.
+const (
+	backfillRunning = "running"
+	backfillDone    = "done" // every row is stored, and the slot is about to be made
+)
 
 const recordVersion = 1
 
@@ -100,6 +116,9 @@ func ownerOf(o event.Origin) owner {
 func decide(f findings) (decision, error) {
 	d := decision{base: f.lastSeq}
 	c := f.checkpoint
+	if f.origin.Backfill && (c == nil || c.Version == recordVersion) {
+		return f.backfill(d)
+	}
 	if c == nil {
 		return f.withoutCheckpoint(d)
 	}
@@ -110,8 +129,19 @@ func decide(f findings) (decision, error) {
 	if c.Owner != ownerOf(f.origin) {
 		return f.otherOwner(d)
 	}
+	if c.Backfill == backfillRunning {
+		return d, event.Fail(event.Lost,
+			fmt.Sprintf("drop the slot with walrelay slot drop %s, then start again what was interrupted: walrelay run --backfill, or walrelay slot recover %[1]s; what is stored is not published again", f.origin.Slot),
+			"the backfill of stream %q was interrupted and slot %q begins after it: rows of the table are missing", f.stream, f.origin.Slot)
+	}
 	if f.origin.Diverged {
 		return f.another(d)
+	}
+	if table := f.interrupted(); table != "" && !f.acceptGap {
+		return d, event.Fail(event.Lost,
+			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", f.origin.Slot),
+			"table %s was made anew, or was taken out of the publication and put back with or without a filter, since the last checkpoint of stream %q: rows committed in between may not be in the log",
+			table, f.stream)
 	}
 	if c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0 {
 		if f.acceptGap {
@@ -146,6 +176,40 @@ func decide(f findings) (decision, error) {
 		return f.afterLast(d, f.last.position)
 	}
 	return f.afterCheckpoint(d, c)
+}
+
+// interrupted is a table whose rows were not sent for a while, or "". OIDs of
+// another cluster say nothing.
+func (f findings) interrupted() string {
+	for _, table := range slices.Sorted(maps.Keys(f.origin.Tables)) {
+		was := f.checkpoint.Tables[table]
+		same := func(entry string) bool { return slices.Contains(was, entry) }
+		if len(was) > 0 && !slices.ContainsFunc(f.origin.Tables[table], same) {
+			return table
+		}
+	}
+	return ""
+}
+
+// backfill: the rows of the tables are read in a snapshot that is newer than
+// all that is stored, so positions grow, and the ids in the stream say which of
+// them are stored. Hence it does not matter how far the log was read before,
+// or from which server.
+func (f findings) backfill(d decision) (decision, error) {
+	c := f.checkpoint
+	mine := ownerOf(f.origin)
+	switch {
+	case f.lastSeq == 0 || f.adopt:
+	case c == nil && (f.last == nil || !f.last.ours):
+		return f.withoutCheckpoint(d)
+	case c != nil && (c.Owner.Database != mine.Database || c.Owner.Slot != mine.Slot):
+		return f.otherOwner(d)
+	case f.last != nil && !f.last.ours && (c == nil || f.lastSeq > c.Foreign) && !f.acceptGap:
+		return d, event.Fail(event.Precondition,
+			"stop the other writer, then go on with --adopt-stream; walrelay needs to be the only one that publishes to its stream",
+			"message %d of stream %q was not written by walrelay", f.lastSeq, f.stream)
+	}
+	return d, nil
 }
 
 // another: this is not the server that was read before, though it may have
@@ -322,6 +386,9 @@ func (f findings) publishAgain(d *decision, had uint64) {
 // by the sequence of e. All transactions that end by e.Confirm are stored by
 // then, and Postgres sends all that end after the confirmed LSN.
 func (f findings) covers(e *record) bool {
+	if e.Backfill == backfillRunning {
+		return false // what follows was read from the table
+	}
 	return f.confirmOf(e) >= f.origin.ConfirmedFlush || !e.Position.IsZero() && f.resends(e.Position)
 }
 
@@ -502,6 +569,19 @@ func claim(f findings, d decision, window int) record {
 		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
 		Sequence: d.base, Position: d.resume.After, Timeline: f.origin.Timeline,
 		Begin: f.origin.Begin(), Confirm: f.origin.ConfirmedFlush, Fingerprint: f.origin.Fingerprint, Window: window,
+		Tables: f.origin.Tables,
+	}
+	if f.origin.Backfill {
+		r.Backfill, r.BackfillFrom = backfillRunning, f.lastSeq
+		if c := f.checkpoint; c != nil {
+			if c.Foreign <= f.lastSeq && c.Owner.Slot == r.Owner.Slot && c.Owner.Database == r.Owner.Database {
+				r.Foreign = c.Foreign
+			}
+			if c.Backfill != "" {
+				r.BackfillFrom = min(c.BackfillFrom, f.lastSeq)
+			}
+		}
+		return r
 	}
 	if d.resume.After.IsZero() {
 		r.Foreign = d.base
@@ -513,6 +593,7 @@ func claim(f findings, d decision, window int) record {
 	if d.resume.Skip > 0 {
 		r = *d.from
 		r.Window = max(window, c.Window)
+		r.Backfill, r.BackfillFrom = "", 0
 		return r
 	}
 	if !d.resume.After.IsZero() {

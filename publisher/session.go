@@ -116,6 +116,8 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 		switch {
 		case f.lastSeq < max(c.Sequence, f.acked):
 			f.earlier, err = s.earlierCheckpoints(ctx)
+		case origin.Backfill:
+			// The ids of all that is stored say where to go on.
 		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
 			// What lies further back was acked in turn, or nothing would have
 			// been sent after it.
@@ -133,7 +135,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
-	if d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
+	if d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 && !origin.Backfill {
 		if d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq); err != nil {
 			return event.Resume{}, err
 		}

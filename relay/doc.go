@@ -22,4 +22,5 @@
 // | hold.go    | what waits for the confirm delay                   |
 // | resume.go  | what is dropped when a session starts              |
 // | silence.go | when a session that hears nothing is dead          |
+// | vouch.go   | up to where the log is known to have every row     |
 package relay

@@ -31,6 +31,12 @@ type Options struct {
 	Sent    func(context.Context) (sent event.LSN, held bool, err error)
 	Silence time.Duration
 
+	// Vouch looks whether the rows of the tables are sent, and returns the place
+	// up to which that is known: the end of the log at the look before, since what
+	// is in the log may not be visible yet. Nothing behind it is confirmed. An error
+	// that does not pass stops the relay. When it is not set nothing is looked at.
+	Vouch func(context.Context) (event.LSN, error)
+
 	Halt           bool          // stop at a poison event instead of parking it
 	MaxParkedInRow int           // 100
 	StatusInterval time.Duration // between checkpoints and statuses; 1 s

@@ -32,6 +32,7 @@ type session struct {
 	wait   sync.WaitGroup
 	done   chan struct{} // closed when the loop has ended
 	kept   chan struct{} // closed when the ticker has ended after that
+	looked chan struct{} // closed when vouch has ended after that
 
 	quiet silence // of the ticker
 	news  []any   // attributes of a line not yet logged; of resume, then of the ticker
@@ -55,11 +56,14 @@ type session struct {
 	activity atomic.Uint32 // an Activity
 	received atomic.Uint64 // as in Tick
 
+	vouched atomic.Uint64 // of vouch: the log is complete up to there
+
 	// Of the ticker while it runs.
 	hold      hold
-	recorded  event.LSN // the newest that a checkpoint covers
-	recordAt  time.Time // when the last checkpoint was written
-	confirmed event.LSN // last given to source.Confirm
+	settled   event.Checkpoint // the newest taken from the ledger
+	recorded  event.LSN        // the newest that a checkpoint covers
+	recordAt  time.Time        // when the last checkpoint was written
+	confirmed event.LSN        // last given to source.Confirm
 }
 
 // rememberLimit bounds how long a lost Postgres keeps a session.
@@ -93,7 +97,7 @@ func onSide(s side, err error) error {
 // whether the session got anywhere: settled an event, or lasted. nil means that
 // ctx ended and nothing is in flight.
 func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
-	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, again: r.report.repeats > 0, done: make(chan struct{}), kept: make(chan struct{})}
+	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, again: r.report.repeats > 0, done: make(chan struct{}), kept: make(chan struct{}), looked: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() {
 		s.cancel(nil)
@@ -123,6 +127,11 @@ func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
 	began := time.Now()
 	s.o.Observer.Entered(Status{State: Streaming})
 	go s.keep()
+	if s.o.Vouch != nil {
+		go s.vouch()
+	} else {
+		close(s.looked)
+	}
 	err = s.work(ctx)
 	s.cancel(err)
 	if err != nil && ctx.Err() == nil {
@@ -487,7 +496,7 @@ func (s *session) keep() {
 	}
 }
 
-// stopTicker returns when the ticker has ended. Only the loop's goroutine calls it.
+// stopTicker returns when the ticker and vouch have ended. Only the loop's goroutine calls it.
 func (s *session) stopTicker() {
 	select {
 	case <-s.done:
@@ -495,6 +504,7 @@ func (s *session) stopTicker() {
 		close(s.done)
 	}
 	<-s.kept
+	<-s.looked
 }
 
 // settle records the settled front of the ledger beside the stream, then
@@ -503,7 +513,13 @@ func (s *session) stopTicker() {
 // settle of a session records what there is, however lately it did before.
 func (s *session) settle(ctx context.Context, last bool) error {
 	if last || time.Since(s.recordAt) >= recordInterval(s.o.ConfirmDelay, s.o.StatusInterval) {
-		if c, ok := s.ledger.take(s.sink.Settled()); ok && c.Confirm > s.recorded {
+		if c, ok := s.ledger.take(s.sink.Settled()); ok {
+			s.settled = c
+		}
+		// Every place before a good one is good, too.
+		c := s.settled
+		c.Confirm = min(c.Confirm, s.vouchedFor())
+		if c.Confirm > s.recorded {
 			if err := s.sink.Checkpoint(ctx, c); err != nil {
 				return onSide(sinkSide, err)
 			}
@@ -567,6 +583,18 @@ func (s *session) lastSettle(ctx context.Context) error {
 	s.stopTicker()
 	if s.sinkFailed() {
 		return context.Cause(s.ctx)
+	}
+	if s.o.Vouch != nil {
+		// The second look vouches for what the first one saw the end of.
+		for range 2 {
+			if err := s.look(limit); err != nil {
+				if event.ClassOf(err) != event.Transient {
+					return onSide(sourceSide, err)
+				}
+				s.log.Debug("cannot see whether the tables are published", "err", err)
+				break
+			}
+		}
 	}
 	return s.settle(limit, true)
 }

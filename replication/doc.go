@@ -19,6 +19,7 @@
 //
 //	stream.go    the session: Next, Confirm, Interrupt, Close
 //	open.go      connect, identify, start
+//	snapshot.go  a temporary slot and the snapshot where it begins, for reading the table first
 //	failure.go   what the server's errors ask for
 //	decode.go    CopyData bytes → event.Record; pure, allocates nothing for a row
 //	timeline.go  which timeline owns an LSN

@@ -129,7 +129,8 @@ func (cfg Config) session() *pgconn.Config {
 	return conf
 }
 
-func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) error {
+// identify examines the server and finds out which log it has.
+func (s *Stream) identify(ctx context.Context, cfg Config, conf *pgconn.Config) error {
 	version, err := serverMajor(s.pg.ParameterStatus("server_version"))
 	if err != nil {
 		return event.Fail(event.Precondition, hintPooler, "read the server's version: %w", err)
@@ -185,10 +186,16 @@ func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) err
 		WALEnd:      event.LSN(system.XLogPos),
 		Fingerprint: cfg.Fingerprint,
 	}
+	return nil
+}
 
+func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) error {
+	if err := s.identify(ctx, cfg, conf); err != nil {
+		return err
+	}
 	// From 0/0 the server starts at the slot's own confirmed LSN; a newer LSN
 	// would skip rows without a word (CreateDecodingContext).
-	err = pglogrepl.StartReplication(ctx, s.pg, quoteIdentifier(cfg.Slot), 0, pglogrepl.StartReplicationOptions{
+	err := pglogrepl.StartReplication(ctx, s.pg, quoteIdentifier(cfg.Slot), 0, pglogrepl.StartReplicationOptions{
 		Mode:       pglogrepl.LogicalReplication,
 		PluginArgs: cfg.pluginArgs(),
 	})

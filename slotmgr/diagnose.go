@@ -65,7 +65,7 @@ func (w *Watcher) judge(v view, cause error) error {
 	case v.standby:
 		return failed(event.Transient, "connect to the primary; this goes on by itself when the server is promoted", cause, "slot %q does not exist on this server, which is a standby", w.slot)
 	case w.seen.Load():
-		return failed(event.Lost, createCommand(w.slot)+" makes a new one; events committed since are in the table only", cause, "slot %q is gone: it was dropped, or this is another server", w.slot)
+		return failed(event.Lost, recoverCommand(w.slot), cause, "slot %q is gone: it was dropped, or this is another server", w.slot)
 	}
 	return failed(event.Precondition, createCommand(w.slot), cause, "slot %q does not exist", w.slot)
 }
@@ -105,7 +105,7 @@ func fitness(s Slot, database string) Finding {
 	case s.Lost():
 		f.class = event.Lost
 		f.Detail = fmt.Sprintf("slot %q is lost: %s%s", s.Name, s.LostReason(), s.since())
-		f.Remedy = fmt.Sprintf("walrelay slot drop %s, then %s; events committed since are in the table only", s.Name, createCommand(s.Name))
+		f.Remedy = recoverCommand(s.Name)
 	default:
 		f.Level, f.class = OK, 0
 		f.Detail = fmt.Sprintf("slot %q, %s", s.Name, s.WALStatus)

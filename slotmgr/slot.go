@@ -129,6 +129,20 @@ func Inspect(ctx context.Context, conn *pgx.Conn, name string) (Slot, error) {
 	return slot, nil
 }
 
+// Lookup reads one slot of any kind; false when there is none.
+func Lookup(ctx context.Context, conn *pgx.Conn, name string) (Slot, bool, error) {
+	slot, ok, err := find(ctx, conn, name)
+	if err != nil {
+		return Slot{}, false, sqlFailure(conn, err, fmt.Sprintf("read slot %q", name))
+	}
+	return slot, ok, nil
+}
+
+// Gone is the failure of a slot that a relay has read before and that is not there any more.
+func Gone(name string) error {
+	return event.Fail(event.Lost, recoverCommand(name), "slot %q is gone: it was dropped, or this is another server", name)
+}
+
 // Drop drops a slot and gives its WAL free. A slot that is missing or in use
 // is a Precondition failure.
 func Drop(ctx context.Context, conn *pgx.Conn, name string) error {
@@ -170,6 +184,11 @@ func inUse(s Slot) error {
 
 func createCommand(name string) string {
 	return fmt.Sprintf("walrelay slot create %s --publication PUBLICATION", name)
+}
+
+// recoverCommand is the way back from a lost slot.
+func recoverCommand(name string) string {
+	return fmt.Sprintf("walrelay slot recover %s makes a new one and publishes the rows that are missing in the stream", name)
 }
 
 // walEnd is the end of the log as SQL: where the server writes, or on a

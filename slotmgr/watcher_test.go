@@ -246,19 +246,19 @@ func TestLostSlotIsTold(t *testing.T) {
 
 	cause := &pgconn.PgError{Code: codeNotInState}
 	err := w.Diagnose(ctx, cause)
-	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot drop orders")
+	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")
 	if !errors.Is(err, cause) {
 		t.Errorf("%v does not wrap %v", err, cause)
 	}
 	_, err = w.Confirmed(ctx)
-	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot drop orders")
+	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")
 	_, _, err = Create(ctx, conn, CreateOptions{Name: "orders", IfNotExists: true})
-	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot drop orders")
+	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")
 	found, err := Preflight(ctx, conn, Want{Slot: "orders", Publications: []string{"missing"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantFailure(t, found.Err(), event.Lost, "max_slot_wal_keep_size", "walrelay slot drop orders")
+	wantFailure(t, found.Err(), event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")
 	if lag, err := Sample(ctx, conn, "orders"); err != nil || !lag.Lost {
 		t.Errorf("sample: got %+v, %v", lag, err)
 	}

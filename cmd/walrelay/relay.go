@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"strings"
@@ -31,13 +32,11 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := outbox.NewMapper(outbox.Mapping{
-		Tables: outboxes, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
-	})
+	mapper, err := newMapper(cfg, outboxes)
 	if err != nil {
 		return err
 	}
-	connect, err := natsOptions(cfg)
+	options, err := publisherOptions(cfg, mapper, log)
 	if err != nil {
 		return err
 	}
@@ -49,21 +48,17 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
 		meter, observer = watch.monitor, watch.monitor
 	}
-	pub, err = publisher.New(publisher.Options{
-		URL: cfg.NATS.URL.Reveal(), Connect: connect,
-		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
-		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
-		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
-		Bucket: cfg.Stream.CheckpointBucket,
-		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
-		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
-		Meter: meter, Log: log,
-	})
+	options.Meter = meter
+	pub, err = publisher.New(options)
 	if err != nil {
 		return err
 	}
 	source := &sourceOpener{
-		pg:     pg,
+		pg:  pg,
+		pub: pub,
+		watch: &publicationWatch{
+			pg: pg, slot: cfg.Slot, publications: cfg.Publications, tables: wanted(outboxes),
+		},
 		mapper: mapper,
 		tables: outboxes,
 		log:    log,
@@ -92,6 +87,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		Mapper:         mapper,
 		Watcher:        watcher{sessions, source},
 		Sent:           sessions.Sent,
+		Vouch:          source.watch.Vouch,
 		Silence:        cfg.WALSenderTimeout, // either side gives up after the same time
 		Standby:        func(err error) bool { return errors.Is(err, replication.ErrSlotActive) },
 		Halt:           cfg.OnPoison == config.Halt,
@@ -122,6 +118,8 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 // server and the database as the relay needs them. One goroutine uses it.
 type sourceOpener struct {
 	pg      *pgx.ConnConfig
+	pub     *publisher.Publisher
+	watch   *publicationWatch
 	want    slotmgr.Want
 	config  replication.Config
 	mapper  *outbox.Mapper
@@ -138,12 +136,20 @@ func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
 		}
 		o.checked = true
 	}
-	stream, err := replication.Open(ctx, o.config)
+	published, err := o.watch.begin(ctx)
 	if err != nil {
 		return nil, o.patient(err)
 	}
+	for i, t := range o.tables {
+		o.mapper.Know(t, published.OIDs[i])
+	}
+	stream, err := replication.Open(ctx, o.config)
+	if err != nil {
+		o.watch.end()
+		return nil, o.patient(err)
+	}
 	o.opened = true
-	return stream, nil
+	return &watchedSource{Stream: stream, watch: o.watch, tables: published.Entries}, nil
 }
 
 // patient makes a refused login pass once a login has worked: passwords are
@@ -164,6 +170,9 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 		return err
 	}
 	defer hangUp(conn)
+	if err := o.missing(ctx, conn); err != nil {
+		return err
+	}
 	found, err := slotmgr.Preflight(ctx, conn, o.want)
 	if err != nil {
 		return err
@@ -184,6 +193,31 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 		if err := o.mapper.Check(t, cols); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// missing tells a slot that was never made, which the preflight finds, from one
+// that the stream was written from and that is gone.
+func (o *sourceOpener) missing(ctx context.Context, conn *pgx.Conn) error {
+	_, exists, err := slotmgr.Lookup(ctx, conn, o.want.Slot)
+	if err != nil || exists {
+		return err
+	}
+	var database string
+	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&database); err != nil {
+		return fmt.Errorf("read the name of the database: %w", err)
+	}
+	state, err := o.pub.Examine(ctx, o.want.Slot, database)
+	switch {
+	case err != nil:
+		return err
+	case state.Interrupted:
+		return event.Fail(event.Lost,
+			fmt.Sprintf("start it again: walrelay run --backfill, or walrelay slot recover %s; what is stored is not published again", o.want.Slot),
+			"slot %q does not exist: a backfill or recovery of it was interrupted", o.want.Slot)
+	case state.Claimed:
+		return slotmgr.Gone(o.want.Slot)
 	}
 	return nil
 }

@@ -16,6 +16,9 @@ It reconnects by itself to either side, for as long as it takes. SIGTERM or
 Ctrl-C lets the events in flight settle first, a second one stops at once.
 SIGUSR1 turns debug logs on, and off again.
 
+--backfill publishes the rows that are in the table already, in the order of seq, and
+makes the slot that goes on where they end. Killed in it and started again it goes on.
+
 --http-addr serves /metrics for Prometheus, /livez and /readyz (?verbose for
 JSON), and /loglevel, which takes a level by PUT from this machine.`,
 		Example: `  walrelay run --dsn postgres://relay@db/shop --nats-url nats://nats:4222 --create-stream
@@ -26,6 +29,15 @@ JSON), and /loglevel, which takes a level by PUT from this machine.`,
 		config.Postgres, config.Slot, config.Publications, config.Tables,
 		config.Broker, config.Streams, config.Relay, config.Logging,
 	}, func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
-		return runRelay(cmd.Context(), cfg, newLevels(newLogger(p, cfg.Log)))
+		levels := newLevels(newLogger(p, cfg.Log))
+		err := func() error {
+			if cfg.Backfill {
+				if ready, err := backfill(cmd.Context(), cfg, levels.log, p.err); err != nil || !ready {
+					return err
+				}
+			}
+			return runRelay(cmd.Context(), cfg, levels)
+		}()
+		return unpublished(cmd.Context(), cfg, levels.log, err)
 	})
 }

@@ -16,13 +16,13 @@ import (
 )
 
 func slotCommand(p *process) *cobra.Command {
-	cmd := group("slot", "Create, list and drop replication slots",
+	cmd := group("slot", "Create, list, drop and recover replication slots",
 		`A replication slot is the relay's place in the write-ahead log. It keeps the log
 until the relay has confirmed it: drop the slot of a relay that is no longer used.`,
 		`  walrelay slot create
   walrelay slot list
   walrelay slot drop orders`)
-	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotDropCommand(p))
+	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotDropCommand(p), slotRecoverCommand(p))
 	return cmd
 }
 

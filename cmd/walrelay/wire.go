@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/walrelay/walrelay/config"
 	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/outbox"
+	"github.com/walrelay/walrelay/publisher"
 )
 
 // connectTimeout is that of each address of a DSN that sets none, for servers
@@ -98,6 +100,26 @@ func natsOptions(cfg *config.Config) ([]nats.Option, error) {
 		opts = append(opts, nats.TLSHandshakeFirst())
 	}
 	return opts, nil
+}
+
+func newMapper(cfg *config.Config, ts []outbox.Table) (*outbox.Mapper, error) {
+	return outbox.NewMapper(outbox.Mapping{
+		Tables: ts, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
+	})
+}
+
+func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, log *slog.Logger) (publisher.Options, error) {
+	connect, err := natsOptions(cfg)
+	return publisher.Options{
+		URL: cfg.NATS.URL.Reveal(), Connect: connect,
+		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
+		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
+		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
+		Bucket: cfg.Stream.CheckpointBucket,
+		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
+		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
+		Log: log,
+	}, err
 }
 
 // tables are the outbox tables; mistakes are joined in one Usage failure.

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/config"
+	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/operate"
+	"github.com/walrelay/walrelay/outbox"
+	"github.com/walrelay/walrelay/publisher"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/slotmgr"
+)
+
+// ends are the two ends that a job spans.
+type ends struct {
+	cfg    *config.Config
+	pg     *pgx.ConnConfig
+	tables []outbox.Table
+	mapper *outbox.Mapper
+	pub    *publisher.Publisher
+	log    *slog.Logger
+}
+
+func newEnds(cfg *config.Config, log *slog.Logger) (*ends, error) {
+	e := &ends{cfg: cfg, log: log}
+	var err error
+	if e.pg, err = pgConfig(cfg); err != nil {
+		return nil, err
+	}
+	if e.tables, err = tables(cfg); err != nil {
+		return nil, err
+	}
+	if e.mapper, err = newMapper(cfg, e.tables); err != nil {
+		return nil, err
+	}
+	options, err := publisherOptions(cfg, e.mapper, log)
+	if err != nil {
+		return nil, err
+	}
+	e.pub, err = publisher.New(options)
+	return e, err
+}
+
+// situation is what both ends say of the slot.
+type situation struct {
+	slot     slotmgr.Slot
+	exists   bool
+	database string
+	state    publisher.State
+}
+
+func (e *ends) look(ctx context.Context) (s situation, err error) {
+	conn, err := slotmgr.Connect(ctx, e.pg)
+	if err != nil {
+		return s, err
+	}
+	defer hangUp(conn)
+	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&s.database); err != nil {
+		return s, fmt.Errorf("read the name of the database: %w", err)
+	}
+	if s.slot, s.exists, err = slotmgr.Lookup(ctx, conn, e.cfg.Slot); err != nil {
+		return s, err
+	}
+	s.state, err = e.pub.Examine(ctx, e.cfg.Slot, s.database)
+	return s, err
+}
+
+// backfill publishes the rows of the table before the relay starts, when there
+// is no slot yet. It reports whether the relay may start.
+func backfill(ctx context.Context, cfg *config.Config, log *slog.Logger, screen io.Writer) (bool, error) {
+	e, err := newEnds(cfg, log)
+	if err != nil {
+		return false, err
+	}
+	var s situation
+	if err := patiently(ctx, cfg, log, func() error {
+		s, err = e.look(ctx)
+		return err
+	}); err != nil || ctx.Err() != nil {
+		return false, err
+	}
+	switch {
+	case s.exists && !s.state.Claimed && !s.slot.Lost():
+		return false, event.Fail(event.Precondition,
+			fmt.Sprintf("drop it with walrelay slot drop %s: a backfill makes the slot, so that it begins where the rows end", cfg.Slot),
+			"slot %q exists already, and nothing was published from it", cfg.Slot)
+	case s.exists:
+		log.Info("the slot exists, so there is nothing to backfill", "slot", cfg.Slot)
+		return true, nil
+	case s.state.Claimed && !s.state.Interrupted:
+		return false, slotmgr.Gone(cfg.Slot)
+	}
+	result, err := e.run(ctx, screen, operate.Options{})
+	if err != nil || !result.Completed {
+		return false, err
+	}
+	log.Info("backfilled", "rows", result.Seen, "published", result.Published, "parked", result.Parked, "slot", cfg.Slot, "begin", result.Begin.String())
+	return true, nil
+}
+
+// run runs a job whose options are those of o and the configuration.
+func (e *ends) run(ctx context.Context, screen io.Writer, o operate.Options) (operate.Result, error) {
+	show := &progress{w: screen, log: e.log, terminal: isTerminal(screen), began: time.Now()}
+	o.TakeSnapshot = e.snapshot
+	o.OpenSink = func(ctx context.Context, fail func(error)) (operate.Sink, error) { return e.pub.Open(ctx, fail) }
+	o.Mapper = e.mapper
+	o.Kept = e.kept
+	o.AcceptGap = e.cfg.Stream.AcceptGap
+	o.Halt = e.cfg.OnPoison == config.Halt
+	if o.MaxParkedInRow = e.cfg.MaxParkedInRow; o.MaxParkedInRow == 0 {
+		o.MaxParkedInRow = math.MaxInt
+	}
+	o.Interval = e.cfg.StatusInterval
+	o.DrainTimeout = e.cfg.DrainTimeout
+	o.BackoffMin, o.BackoffMax = e.cfg.Backoff.Min, e.cfg.Backoff.Max
+	o.Progress, o.Log = show.tell, e.log
+	job, err := operate.New(o)
+	if err != nil {
+		return operate.Result{}, err
+	}
+	defer show.end()
+	return job.Run(ctx)
+}
+
+// kept returns where the slot begins, 0 when it is not there.
+func (e *ends) kept(ctx context.Context) (event.LSN, error) {
+	conn, err := slotmgr.Connect(ctx, e.pg)
+	if err != nil {
+		return 0, err
+	}
+	defer hangUp(conn)
+	slot, _, err := slotmgr.Lookup(ctx, conn, e.cfg.Slot)
+	return slot.ConfirmedFlush, err
+}
+
+// snapshot is a replication.Snapshot with the reads of the tables in it.
+type snapshot struct {
+	*replication.Snapshot
+	ends   *ends
+	tables map[string][]string
+}
+
+func (e *ends) snapshot(ctx context.Context) (operate.Snapshot, error) {
+	watch := &publicationWatch{pg: e.pg, slot: e.cfg.Slot, publications: e.cfg.Publications, tables: wanted(e.tables)}
+	published, err := watch.begin(ctx)
+	watch.end()
+	if err != nil {
+		return nil, err
+	}
+	taken, err := replication.TakeSnapshot(ctx, replication.Config{
+		Conn: &e.pg.Config, Slot: e.cfg.Slot, Publications: e.cfg.Publications, Fingerprint: fingerprint(e.cfg),
+	}, temporarySlot(e.cfg.Slot))
+	if err != nil {
+		return nil, err
+	}
+	return &snapshot{Snapshot: taken, ends: e, tables: published.Entries}, nil
+}
+
+// temporarySlot is the same for every backfill of a slot, so that there can be
+// only one at a time.
+func temporarySlot(slot string) string {
+	const suffix = "_backfill"
+	return slot[:min(len(slot), 63-len(suffix))] + suffix
+}
+
+func (s *snapshot) Origin() event.Origin {
+	o := s.Snapshot.Origin()
+	o.Tables = s.tables
+	return o
+}
+
+func (s *snapshot) Keep(ctx context.Context) error { return s.Snapshot.Keep(ctx, s.ends.cfg.Slot) }
+
+func (s *snapshot) Rows(ctx context.Context) (operate.Rows, error) {
+	return s.ends.rows(ctx, s.Name)
+}
+
+func (e *ends) rows(ctx context.Context, snapshot string) (*rows, error) {
+	conn, err := slotmgr.Connect(ctx, e.pg)
+	if err != nil {
+		return nil, err
+	}
+	r, err := outbox.OpenRows(ctx, conn, snapshot, e.tables, e.cfg.BackfillOrder, e.cfg.Publications)
+	if err != nil {
+		hangUp(conn)
+		return nil, err
+	}
+	return &rows{Rows: r, conn: conn}, nil
+}
+
+// rows are outbox.Rows on a connection of their own.
+type rows struct {
+	*outbox.Rows
+	conn *pgx.Conn
+}
+
+func (r *rows) Close() { hangUp(r.conn) }
+
+// patiently tries again, as the relay does, until something does not pass.
+func patiently(ctx context.Context, cfg *config.Config, log *slog.Logger, try func() error) error {
+	told := ""
+	for pause := cfg.Backoff.Min; ; pause = min(2*pause, cfg.Backoff.Max) {
+		err := try()
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if event.ClassOf(err) != event.Transient {
+			return err
+		}
+		if text := err.Error(); text != told {
+			log.Warn("not ready yet, trying again", "err", text, "hint", event.HintOf(err))
+			told = text
+		}
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+	}
+}
+
+// progress shows how far a job is: a bar on a terminal, elsewhere a line of log
+// now and then.
+type progress struct {
+	w        io.Writer
+	log      *slog.Logger
+	terminal bool
+	began    time.Time
+	shown    time.Time
+	drawn    bool
+}
+
+// betweenLines is the time between two lines of progress in a log.
+const betweenLines = 5 * time.Second
+
+func (p *progress) tell(now operate.Progress) {
+	if p.terminal {
+		const width = 30
+		full := now.Percent() * width / 100
+		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %3d%%  %d of %d rows, %d published",
+			strings.Repeat("#", full), strings.Repeat(".", width-full), now.Percent(), now.Seen, now.Total, now.Published)
+		p.drawn = true
+		return
+	}
+	if now.Seen > 0 && now.Seen < now.Total && time.Since(p.shown) < betweenLines {
+		return
+	}
+	p.shown = time.Now()
+	p.log.Info("backfill", "percent", now.Percent(), "rows", now.Seen, "of", now.Total, "published", now.Published)
+}
+
+func (p *progress) end() {
+	if p.drawn {
+		fmt.Fprintln(p.w)
+	}
+}
+
+// unpublished adds to a lost slot or a gap what is known of its size. It is
+// best effort and takes a few seconds at most.
+func unpublished(ctx context.Context, cfg *config.Config, log *slog.Logger, err error) error {
+	if event.ClassOf(err) != event.Lost {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	e, failed := newEnds(cfg, log)
+	if failed != nil {
+		return err
+	}
+	s, failed := e.look(ctx)
+	if failed != nil || !s.state.Claimed || s.state.Position.IsZero() {
+		return err
+	}
+	text := "the last event in the stream has position " + s.state.Position.String()
+	if !s.state.CommitTime.IsZero() {
+		text += ", committed at " + s.state.CommitTime.UTC().Format(time.RFC3339)
+	}
+	if n, ok := e.newer(ctx, s.state.LastID); ok {
+		text += fmt.Sprintf("; %d rows of the table come after it", n)
+	} else {
+		text += "; how many rows come after it cannot be told"
+	}
+	return event.Fail(event.Lost, event.HintOf(err), "%w; %s", err, text)
+}
+
+// newer counts the rows that come after the one with an id.
+func (e *ends) newer(ctx context.Context, id string) (int64, bool) {
+	if id == "" {
+		return 0, false
+	}
+	r, err := e.rows(ctx, "")
+	if err != nil {
+		return 0, false
+	}
+	defer r.Close()
+	n, ok, err := r.CountAfter(ctx, id)
+	return n, ok && err == nil
+}
+
+// dropLost drops the slot that a new one replaces, if it is there.
+func (e *ends) dropLost(ctx context.Context) error {
+	conn, err := slotmgr.Connect(ctx, e.pg)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	if _, exists, err := slotmgr.Lookup(ctx, conn, e.cfg.Slot); err != nil || !exists {
+		return err
+	}
+	return slotmgr.Drop(ctx, conn, e.cfg.Slot)
+}
+
+var errStopped = errors.New("stopped before the end")

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/slotmgr"
+)
+
+// publicationWatch looks whether the rows of the tables are sent, over a
+// connection of its own. A table that was not for a while shows even when
+// all is well again: its entry in the publication is another one then.
+type publicationWatch struct {
+	pg           *pgx.ConnConfig
+	slot         string
+	publications []string
+	tables       []slotmgr.Table
+
+	mu     sync.Mutex // a session ends while a look is under way
+	conn   *pgx.Conn
+	life   context.Context
+	stop   context.CancelFunc
+	before slotmgr.Published // when the session began
+	seen   event.LSN         // end of the log at the last look
+}
+
+// begin looks for the first time in a session.
+func (w *publicationWatch) begin(ctx context.Context) (slotmgr.Published, error) {
+	w.end()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.life, w.stop = context.WithCancel(context.WithoutCancel(ctx))
+	w.seen = 0
+	was := w.before
+	now, err := w.look(ctx, &was)
+	if err != nil {
+		return now, err
+	}
+	if now.Err != nil {
+		return now, now.Err
+	}
+	w.before = now
+	return now, nil
+}
+
+// Vouch implements relay.Options.Vouch.
+func (w *publicationWatch) Vouch(ctx context.Context) (event.LSN, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(w.life, cancel)()
+	now, err := w.look(ctx, &w.before)
+	if err != nil {
+		return 0, err
+	}
+	if now.Err != nil {
+		return 0, now.Err
+	}
+	if table := now.Interrupted(w.before); table != "" {
+		return 0, event.Fail(event.Lost,
+			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", w.slot),
+			"table %s was made anew, or was taken out of the publication and put back with or without a filter: rows committed in between may not be in the log", table)
+	}
+	good := w.seen
+	w.seen = now.Flushed
+	return good, nil
+}
+
+func (w *publicationWatch) look(ctx context.Context, before *slotmgr.Published) (now slotmgr.Published, err error) {
+	if w.conn == nil || w.conn.IsClosed() {
+		if w.conn, err = slotmgr.Connect(ctx, w.pg); err != nil {
+			w.conn = nil
+			return now, err
+		}
+	}
+	return slotmgr.LookAtPublications(ctx, w.conn, w.publications, w.tables, before)
+}
+
+// end closes the connection: a smart shutdown of Postgres would wait for it.
+func (w *publicationWatch) end() {
+	if w.stop != nil {
+		w.stop()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.conn != nil {
+		hangUp(w.conn)
+		w.conn = nil
+	}
+}
+
+// watchedSource is a replication session whose publications are watched.
+type watchedSource struct {
+	*replication.Stream
+	watch  *publicationWatch
+	tables map[string][]string
+}
+
+func (s *watchedSource) Origin() event.Origin {
+	o := s.Stream.Origin()
+	o.Tables = s.tables
+	return o
+}
+
+func (s *watchedSource) Close() error {
+	err := s.Stream.Close()
+	s.watch.end()
+	return err
+}

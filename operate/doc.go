@@ -1,0 +1,47 @@
+// Package operate holds the jobs that span both ends: backfill and recovery.
+//
+// It knows no driver: what it needs of Postgres and NATS it declares itself, in
+// ports.go, as relay does.
+//
+// # Backfill
+//
+// A job reads the rows of the outbox tables in a snapshot, publishes those that
+// the stream does not have, and leaves behind a slot that begins where the
+// snapshot ends. Rows are one with the log, without gap or overlap:
+//
+//   - The snapshot comes with a temporary slot: what is visible in the one is not
+//     sent by the other. At the end the slot is copied to the one that stays, with
+//     the same beginning, over the connection that owns it.
+//   - A row's position is (timeline, the slot's beginning − 1, its number in the
+//     read, 0). No commit of the log has that LSN, since records begin at
+//     multiples of eight; every commit that the slot sends comes after it; and a
+//     later snapshot begins at a higher one. So positions grow, and compare with
+//     those of the log.
+//   - All messages go through the chain of the sink: two jobs cannot both write.
+//
+// It can be killed at any moment. The temporary slot and its snapshot die with
+// the connection, and the next run takes a new one, in which there are more
+// rows, some of them before the last one that was published: a transaction may
+// take its number early and commit late. So it does not count. It reads back from the
+// stream the ids that are stored, and publishes the rows whose ids are not
+// among them, in their order. Events of one aggregate keep theirs, as their
+// transactions follow one another.
+//
+// The checkpoint says what state this is in:
+//
+//	claim, "running" ─▶ rows … ─▶ "done" ─▶ slot ─▶ the first session of the relay claims it
+//	      ▲                                  │
+//	      └── killed before there is a slot ─┘
+//
+// # Recovery
+//
+// A lost slot is the same job with a lower bound: of what the stream holds at
+// its beginning, the highest place in the table's order. What comes before
+// was published and has left the stream, as far as anybody can tell.
+//
+// | file        | holds                                          |
+// |-------------|------------------------------------------------|
+// | ports.go    | the interfaces to both sides                   |
+// | backfill.go | the job: attempts, sessions, one pass          |
+// | known.go    | the set of stored ids                          |
+package operate

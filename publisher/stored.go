@@ -1,0 +1,174 @@
+package publisher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// storedPatience is how long the next message of the stream may take to arrive.
+const storedPatience = 10 * time.Second
+
+// storedAtOnce is how many messages are asked for at a time.
+const storedAtOnce = 4096
+
+// Stored reads the headers of the messages that the stream held when the session
+// resumed and tells, in order, each event's sequence, Nats-Msg-Id, id and, where
+// it is parked, table. Only the last limit messages are read, all when it is 0. It returns the
+// sequence of the first one that was read, 0 without one; the stream's last sequence when
+// the backfill began; and how many messages are gone of those stored since. It blocks for as long as the reading takes.
+func (s *Session) Stored(ctx context.Context, limit uint64, tell func(seq uint64, msgID, id, table string)) (first, from, gone uint64, err error) {
+	last := s.lastSeq
+	from = s.current.BackfillFrom
+	if last == 0 {
+		return 0, from, 0, nil
+	}
+	st, err := s.js.Stream(ctx, s.o.Stream)
+	if err != nil {
+		return 0, from, 0, streamError(s.o.Stream, err)
+	}
+	first = max(st.CachedInfo().State.FirstSeq, 1)
+	if limit > 0 && last > limit {
+		first = max(first, last-limit+1)
+	}
+	if first > last || st.CachedInfo().State.Msgs == 0 {
+		return 0, from, last - from, nil
+	}
+	fail := func(err error) error { return fmt.Errorf("read the messages of stream %q: %w", s.o.Stream, err) }
+	cons, err := s.js.OrderedConsumer(ctx, s.o.Stream, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, HeadersOnly: true, InactiveThreshold: time.Minute,
+	})
+	if err != nil {
+		return 0, from, 0, fail(err)
+	}
+	it, err := cons.Messages(jetstream.PullMaxMessages(storedAtOnce))
+	if err != nil {
+		return 0, from, 0, fail(err)
+	}
+	defer it.Stop()
+	var counted uint64
+	read := false
+	for {
+		// An end of the stream that was deleted never arrives, so ask first.
+		next, cancel := context.WithTimeout(ctx, storedPatience)
+		m, err := it.Next(jetstream.NextContext(next))
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			if tail, err := s.readLast(ctx, last); err == nil && tail == nil {
+				break
+			}
+		}
+		if err != nil {
+			return 0, from, 0, fail(err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return 0, from, 0, fail(err)
+		}
+		seq := meta.Sequence.Stream
+		if seq > last {
+			break
+		}
+		if !read {
+			first, read = seq, true
+		}
+		if seq > from {
+			counted++
+		}
+		s.tellStored(seq, m.Subject(), m.Headers(), tell)
+		if seq == last {
+			break
+		}
+	}
+	if limit > 0 && last > limit {
+		return first, from, 0, nil // most of the stream was left out, so nothing can be counted
+	}
+	return first, from, last - from - counted, nil
+}
+
+func (s *Session) tellStored(seq uint64, subject string, h nats.Header, tell func(seq uint64, msgID, id, table string)) {
+	if h.Get(event.HeaderPos) == "" {
+		return // of another client
+	}
+	if subject == s.o.markerSubject() {
+		tell(seq, "", strings.TrimSpace(h.Get(event.HeaderID)), h.Get(event.HeaderTable))
+		return
+	}
+	tell(seq, strings.TrimSpace(h.Get(headerMsgID)), strings.TrimSpace(h.Get(event.HeaderID)), "")
+}
+
+// CompleteBackfill records that every row up to c is stored. It blocks until
+// that is acked, and fails when another session has written the checkpoint.
+func (s *Session) CompleteBackfill(ctx context.Context, c event.Checkpoint) error {
+	r := s.current
+	r.Sequence = s.base + c.Events
+	r.Backfill = backfillDone
+	if !c.Position.IsZero() {
+		r.Position, r.XID, r.CommitTime = c.Position, 0, time.Time{}
+	}
+	return s.writeCheckpoint(ctx, r)
+}
+
+// State is what a stream and its checkpoint say of a slot.
+type State struct {
+	Claimed     bool   // the checkpoint is one of the slot, by its name and database
+	Interrupted bool   // a backfill or a recovery was begun and the slot not streamed since
+	Sequence    uint64 // of the stream's last message
+
+	Position   event.Position // of the last event that is known to be stored
+	LastID     string         // its id; "" when the message is gone
+	Confirm    event.LSN      // of the checkpoint
+	CommitTime time.Time      // of the checkpoint's transaction; zero when unknown
+}
+
+// Examine reads what the stream holds and says, without a session. It
+// connects, blocks for a few round trips, and changes nothing. A stream or
+// bucket that does not exist yet says nothing.
+func (p *Publisher) Examine(ctx context.Context, slot, database string) (State, error) {
+	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
+	nc, err := connect(ctx, p.o.URL, append(opts, nats.NoReconnect()))
+	if err != nil {
+		return State{}, p.classifyConnect(fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err)))
+	}
+	defer nc.Close()
+	s := &Session{p: p, o: &p.o, nc: nc}
+	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
+		return State{}, err
+	}
+	var state State
+	var f findings
+	err = s.readEnd(ctx, &f)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return state, nil
+	}
+	if err != nil {
+		return state, err
+	}
+	state.Sequence = f.lastSeq
+	c, err := s.readCheckpoint(ctx)
+	var api *apiError
+	if errors.As(err, &api) && api.ErrCode == codeStreamNotFound {
+		c, err = nil, nil // no bucket yet
+	}
+	if err != nil {
+		return state, err
+	}
+	if c != nil && c.Owner.Slot == slot && c.Owner.Database == database {
+		state.Claimed, state.Interrupted = true, c.Backfill != ""
+		state.Position, state.Confirm, state.CommitTime = c.Position, c.Confirm, c.CommitTime
+		if f.last != nil && f.last.ours {
+			state.Position, state.LastID = f.last.position, f.last.id
+			if f.last.position != c.Position {
+				state.CommitTime = time.Time{}
+			}
+		}
+	}
+	return state, nil
+}
