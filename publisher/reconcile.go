@@ -140,7 +140,7 @@ func decide(f findings) (decision, error) {
 	if table := f.interrupted(); table != "" && !f.acceptGap {
 		return d, event.Fail(event.Lost,
 			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", f.origin.Slot),
-			"table %s was made anew, or was taken out of the publication and put back with or without a filter, since the last checkpoint of stream %q: rows committed in between may not be in the log",
+			"table %s was made anew, or its publication was altered, or it was taken out and put back, since the last checkpoint of stream %q: rows committed in between may not be in the log",
 			table, f.stream)
 	}
 	if c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0 {

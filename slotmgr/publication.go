@@ -17,7 +17,8 @@ type Published struct {
 	Flushed event.LSN
 	// Entries are, by schema.table, what each table is sent by: its OID with that
 	// of the publication's entry for it, which is a new one whenever the table
-	// was taken out and put back, or its filter or column list was changed.
+	// was taken out and put back, or its filter or column list was changed, and
+	// the transaction that last altered the publication itself.
 	Entries map[string][]string
 	// OIDs of the tables, in the order that was asked for.
 	OIDs []uint32
@@ -40,7 +41,7 @@ func LookAtPublications(ctx context.Context, conn *pgx.Conn, publications []stri
 	bySchema := ""
 	if major(conn) >= 15 {
 		bySchema = `union all
-	select 's' || e.oid from pg_publication_namespace e join pg_publication p on p.oid = e.pnpubid
+	select 's' || e.oid || '@' || p.xmin from pg_publication_namespace e join pg_publication p on p.oid = e.pnpubid
 	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and e.pnnspid = c.relnamespace`
 	}
 	for i, t := range tables {
@@ -49,10 +50,10 @@ func LookAtPublications(ctx context.Context, conn *pgx.Conn, publications []stri
 		// Without via_root the rows of a partitioned table come under the names of its partitions.
 		err := conn.QueryRow(ctx, `
 select c.oid, array(
-	select 'a' || p.oid from pg_publication p
+	select 'a' || p.oid || '@' || p.xmin from pg_publication p
 	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and p.puballtables
 	union all
-	select 'r' || e.oid from pg_publication_rel e join pg_publication p on p.oid = e.prpubid
+	select 'r' || e.oid || '@' || p.xmin from pg_publication_rel e join pg_publication p on p.oid = e.prpubid
 	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and e.prrelid = c.oid
 	`+bySchema+`)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace

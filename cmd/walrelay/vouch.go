@@ -65,7 +65,7 @@ func (w *publicationWatch) Vouch(ctx context.Context) (event.LSN, error) {
 	if table := now.Interrupted(w.before); table != "" {
 		return 0, event.Fail(event.Lost,
 			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", w.slot),
-			"table %s was made anew, or was taken out of the publication and put back with or without a filter: rows committed in between may not be in the log", table)
+			"table %s was made anew, or its publication was altered, or it was taken out and put back: rows committed in between may not be in the log", table)
 	}
 	good := w.seen
 	w.seen = now.Flushed

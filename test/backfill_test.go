@@ -1,0 +1,250 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/walrelay/walrelay/test/harness"
+)
+
+// newBackfillRig is a rig without a slot, whose relay is to make it.
+func newBackfillRig(t *testing.T, args ...string) *rig {
+	t.Helper()
+	r := &rig{t: t, pg: harness.RunPostgres(t, harness.PostgresOptions{}), nats: harness.RunNATS(t, harness.NATSOptions{}), table: table}
+	r.js = r.nats.JetStream(t)
+	r.dsn, r.natsURL = r.pg.DSN("postgres"), r.nats.URL()
+	r.must("init", "--apply", "--dsn", r.dsn, "--publication", publication)
+	r.relay = harness.NewRelay(t, slices.Concat([]string{"run"}, r.flags(), []string{"--create-stream", "--backfill", "--log-format", "text"}, args)...)
+	return r
+}
+
+// flags are those that name both ends.
+func (r *rig) flags() []string {
+	return []string{
+		"--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table,
+		"--slot", slot, "--publication", publication, "--stream", stream,
+	}
+}
+
+// held is how many the stream holds, 0 without one.
+func (r *rig) held() int {
+	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+	defer cancel()
+	st, err := r.js.Stream(ctx, stream)
+	if err != nil {
+		return 0
+	}
+	return int(st.CachedInfo().State.Msgs)
+}
+
+// exited waits for the relay's end and wants a code and texts in its output.
+func (r *rig) exited(t *testing.T, code int, texts ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	got, err := r.relay.Wait(ctx)
+	if err != nil {
+		t.Fatalf("the relay does not end: %v\n%s", err, r.relay.Output())
+	}
+	if got != code {
+		t.Fatalf("exit code %d, want %d\n%s", got, code, r.relay.Output())
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.relay.Output(), text) {
+			t.Errorf("want %q in the output:\n%s", text, r.relay.Output())
+		}
+	}
+}
+
+// Rows are published in the order of seq while more are written, and the relay and
+// the broker are killed in it.
+func TestBackfillKilledAgainAndAgainLosesAndDoublesNothing(t *testing.T) {
+	t.Parallel()
+	r := newBackfillRig(t, "--window", "64")
+	ws := harness.NewWriters(harness.Workload{DSN: r.pg.DSN("postgres"), Writers: 4, Seed: 5, Plain: true})
+	if err := ws.Run(t.Context(), 15_000); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ws.SetRate(100)
+	written := in(func() error { return ws.Run(ctx, -1) })
+	for n := range 4 {
+		r.relay.MustStart(t)
+		goal := r.held() + 1_500
+		r.await(60*time.Second, fmt.Sprintf("%d messages stored", goal), func() bool { return r.held() >= goal })
+		if n == 2 {
+			if err := r.nats.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			r.nats.MustStart(t)
+			r.relay.MustAwait(t, 30*time.Second, "trying again")
+		}
+		if err := r.relay.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, 90*time.Second, "backfilled")
+	r.relay.MustAwait(t, 30*time.Second, "streaming")
+	stop()
+	if err := written(); err != nil && ctx.Err() == nil {
+		t.Fatal(err)
+	}
+	r.drained(ws, time.Minute)
+	if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
+		t.Errorf("exit code %d, want 0\n%s", code, r.relay.Output())
+	}
+	// The flag may stay where it is.
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, 30*time.Second, "streaming")
+	r.drained(ws, time.Minute)
+}
+
+// A transaction that took its numbers before others and commits after the snapshot
+// of an interrupted backfill is not taken for published.
+func TestBackfillFindsRowsThatCommitLate(t *testing.T) {
+	t.Parallel()
+	r := newBackfillRig(t, "--window", "1")
+	insert := `insert into outbox (aggregate_type, aggregate_id, event_type, payload) select 'a', '%s', 'e', '{}' from generate_series(1, %d)`
+	r.exec(fmt.Sprintf(insert, "early", 3_000))
+	r.relay.MustStart(t)
+	r.await(60*time.Second, "rows stored", func() bool { return r.held() > 100 })
+	if err := r.relay.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`insert into outbox (seq, aggregate_type, aggregate_id, event_type, payload) overriding system value values (-1, 'a', 'late', 'e', '{}')`)
+	// What was published may be deleted meanwhile.
+	r.exec("delete from outbox where seq between 1 and 10")
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, 60*time.Second, "streaming")
+	r.exec(fmt.Sprintf(insert, "after", 5))
+	r.stored(3_006, 30*time.Second)
+	ids := map[string]bool{}
+	for _, m := range r.read() {
+		ids[m.ID] = true
+	}
+	if n := len(ids); n != 3_006 {
+		t.Errorf("%d different events, want 3006", n)
+	}
+}
+
+func TestSlotMadeByHandIsNotBackfilled(t *testing.T) {
+	t.Parallel()
+	r := newBackfillRig(t)
+	r.must("slot", "create", slot, "--dsn", r.dsn, "--publication", publication)
+	r.relay.MustStart(t)
+	r.exited(t, 3, "exists already", "slot drop walrelay")
+}
+
+// rowsOf writes n events of an aggregate.
+func (r *rig) insert(aggregate string, n int) {
+	r.t.Helper()
+	r.exec(fmt.Sprintf(`insert into outbox (aggregate_type, aggregate_id, event_type, payload) select 'a', '%s', 'e', '{}' from generate_series(1, %d)`, aggregate, n))
+}
+
+// once fails unless the stream holds n events, each once.
+func (r *rig) once(n int) {
+	r.t.Helper()
+	r.stored(n, 30*time.Second)
+	ids := map[string]int{}
+	all := r.read()
+	for _, m := range all {
+		ids[m.ID]++
+	}
+	if len(all) != n || len(ids) != n {
+		r.t.Errorf("stream has %d messages of %d events, want %d of each", len(all), len(ids), n)
+	}
+}
+
+func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(r *rig){
+		"dropped": func(r *rig) { r.must("slot", "drop", slot, "--yes", "--dsn", r.dsn) },
+		"invalidated": func(r *rig) {
+			r.exec("alter system set max_slot_wal_keep_size = '1MB'", "alter system set max_wal_size = '32MB'", "select pg_reload_conf()")
+			r.exec("create table churn (t text)")
+			for range 4 {
+				r.exec("insert into churn select repeat('x', 1000) from generate_series(1, 20000)", "select pg_switch_wal()", "checkpoint")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{})
+			r.relay.MustStart(t)
+			r.insert("before", 50)
+			r.stored(50, 30*time.Second)
+			if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
+				t.Fatalf("exit code %d", code)
+			}
+			r.insert("while away", 30)
+			lose(r)
+			r.insert("after", 20)
+			r.relay.MustStart(t)
+			r.exited(t, 5, "walrelay slot recover walrelay", "50 rows of the table come after it")
+			ran := r.must(append([]string{"slot", "recover"}, r.flags()...)...)
+			if !strings.Contains(ran.Stdout, "50 published") {
+				t.Errorf("recover says:\n%s", ran.Stdout)
+			}
+			r.once(100)
+			r.relay.MustStart(t)
+			r.insert("later", 10)
+			r.once(110)
+		})
+	}
+}
+
+// What is not sent is not passed over: the relay stops, and stops again until the
+// rows are recovered.
+func TestTableLeavesThePublication(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		leave string
+		code  int
+		text  string
+		back  []string
+	}{
+		"taken out": {"alter publication walrelay drop table outbox", 3, "is not in publication", []string{"alter publication walrelay add table outbox"}},
+		"made anew": {"alter table outbox rename to was; create table outbox (like was including all); alter publication walrelay add table outbox", 5, "was made anew", nil},
+		"filtered":  {"alter publication walrelay set table outbox where (aggregate_type = 'b')", 5, "its publication was altered", []string{"alter publication walrelay set table outbox"}},
+		"no inserts": {"alter publication walrelay set (publish = 'update')", 3, "does not publish inserts",
+			[]string{"alter publication walrelay set (publish = 'insert')"}},
+		"renamed": {"alter table outbox rename to events", 3, `renamed to "public"."events"`, []string{"alter table events rename to outbox"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{})
+			r.relay.MustStart(t)
+			r.insert("before", 50)
+			r.stored(50, 30*time.Second)
+			r.exec(strings.Split(c.leave, "; ")...)
+			if name == "renamed" {
+				r.exec(`insert into events (aggregate_type, aggregate_id, event_type, payload) values ('a', 'x', 'e', '{}')`)
+			} else {
+				r.insert("unseen", 1)
+			}
+			r.exited(t, c.code, c.text)
+			r.exec(c.back...)
+			if name == "renamed" { // the log has every row
+				r.relay.MustStart(t)
+				r.insert("after", 9)
+				r.once(60)
+				return
+			}
+			r.relay.MustStart(t)
+			r.exited(t, 5, "walrelay slot recover walrelay")
+			if name == "made anew" {
+				return // its first rows are in another table
+			}
+			r.must(append([]string{"slot", "recover", "--yes"}, r.flags()...)...)
+			r.once(51)
+			r.relay.MustStart(t)
+			r.insert("after", 9)
+			r.once(60)
+		})
+	}
+}
