@@ -129,9 +129,42 @@ func (a *applier) ensureTable(ctx context.Context) (*relation, error) {
 		if err := a.change(ctx, a.createTable(false), "table %s created", a.table()); err != nil {
 			return nil, err
 		}
+		if err := a.partition(ctx); err != nil {
+			return nil, err
+		}
 		return relationOf(ctx, a.tx, a.Table)
 	}
-	return rel, a.compare(ctx, rel)
+	if err := a.compare(ctx, rel); err != nil {
+		return rel, err
+	}
+	if a.Partitioned != "" && !rel.partitioned() {
+		a.note("table %s is not partitioned, and a table is never altered", a.Table)
+		return rel, nil
+	}
+	return rel, a.partition(ctx)
+}
+
+// partition makes the partitions that are missing, and says how many.
+func (a *applier) partition(ctx context.Context) error {
+	if a.Partitioned == "" {
+		return nil
+	}
+	count := func() (n int, err error) {
+		err = a.tx.QueryRow(ctx, "SELECT count(*) FROM pg_catalog.pg_inherits WHERE inhparent = $1::text::regclass", a.table()).Scan(&n)
+		return n, err
+	}
+	before, err := count()
+	if err != nil {
+		return err
+	}
+	if _, err := a.tx.Exec(ctx, a.partitionsBlock()); err != nil {
+		return err
+	}
+	after, err := count()
+	if err == nil && after > before {
+		a.changes = append(a.changes, fmt.Sprintf("%d partitions of table %s created", after-before, a.table()))
+	}
+	return err
 }
 
 func (a *applier) compare(ctx context.Context, rel *relation) error {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,7 +19,36 @@ type Schema struct {
 	Table       Table
 	Publication string
 	Role        string // the relay's role; "" grants nothing
+
+	// Partitioned makes the table one of partitions by time, the first of them
+	// that of now, and one for what fits none; "" makes a plain table.
+	Partitioned Span
 }
+
+// Span is the time that a partition covers.
+type Span string
+
+// The spans.
+const (
+	Day   Span = "day"
+	Week  Span = "week"
+	Month Span = "month"
+)
+
+// format is that of a partition's suffix, for to_char.
+func (s Span) format() string {
+	switch s {
+	case Week:
+		return `IYYY"w"IW`
+	case Month:
+		return "YYYYMM"
+	}
+	return "YYYYMMDD"
+}
+
+// ahead is how many partitions are made beside that of now, so that nobody has
+// to make one at once.
+const ahead = 3
 
 // Validate returns every mistake, joined in one Usage failure.
 func (s Schema) Validate() error {
@@ -30,6 +60,14 @@ func (s Schema) Validate() error {
 		if err := checkName(s.Role); err != nil {
 			errs = append(errs, fmt.Errorf("role %q: %w", s.Role, err))
 		}
+	}
+	switch s.Partitioned {
+	case "", Day, Week, Month:
+	default:
+		errs = append(errs, fmt.Errorf("partitions of %q: want day, week or month", s.Partitioned))
+	}
+	if s.Partitioned != "" && s.Table.column(roleCreatedAt) == "" {
+		errs = append(errs, errors.New("a partitioned table needs a column with the role created_at"))
 	}
 	if len(errs) == 0 {
 		return nil
@@ -51,6 +89,11 @@ func (s Schema) SQL() string {
 	b.WriteString("-- The outbox: insert a row in the transaction whose event it is.\n" +
 		"-- An existing table is left as it is; `walrelay init --apply` says where it differs.\n")
 	b.WriteString(s.createTable(true))
+	if s.Partitioned != "" {
+		b.WriteString("\n-- The partitions of now and of the next time; run it again to make more. To prune, drop one that was\n" +
+			"-- published, which costs no message. What fits none goes to the default.\n")
+		b.WriteString(s.partitionsBlock())
+	}
 	b.WriteString("\n-- Inserts only, so that clean-up of the table costs no message.\n")
 	b.WriteString(s.publicationBlock())
 	if s.Role == "" {
@@ -91,6 +134,20 @@ func (s Schema) createTable(ifNotExists bool) string {
 	for _, n := range names {
 		width = max(width, len(n))
 	}
+	columns := len(names)
+	if s.Partitioned != "" {
+		// Keys of a partitioned table have to include what it is partitioned by.
+		key := ident(s.Table.column(roleCreatedAt))
+		for i, n := range names {
+			for _, unique := range []string{" PRIMARY KEY", " UNIQUE"} {
+				if plain, ok := strings.CutSuffix(ddl[i], unique); ok {
+					ddl[i] = plain
+					names = append(names, strings.TrimSpace(unique)+" ("+n+", "+key+")")
+					ddl, comments = append(ddl, ""), append(comments, "")
+				}
+			}
+		}
+	}
 	var b strings.Builder
 	b.WriteString("CREATE TABLE ")
 	if ifNotExists {
@@ -102,10 +159,40 @@ func (s Schema) createTable(ifNotExists bool) string {
 		if i == len(names)-1 {
 			comma = ""
 		}
+		if i >= columns {
+			fmt.Fprintf(&b, "    %s%s\n", n, comma)
+			continue
+		}
 		fmt.Fprintf(&b, "    %-*s %s%s -- %s\n", width, n, ddl[i], comma, comments[i])
+	}
+	if s.Partitioned != "" {
+		fmt.Fprintf(&b, ") PARTITION BY RANGE (%s);\n", ident(s.Table.column(roleCreatedAt)))
+		return b.String()
 	}
 	b.WriteString(");\n")
 	return b.String()
+}
+
+// partitionsBlock makes the partitions of a table that is partitioned. Their
+// bounds are in UTC. Rows may lie in the default already where a
+// partition would begin; it is left out then.
+func (s Schema) partitionsBlock() string {
+	base := cut(s.Table.Name, maxName-len("_20060102"))
+	root := s.table()
+	return doBlock(fmt.Sprintf(`    IF (SELECT relkind = 'p' FROM pg_class WHERE oid = %[1]s::regclass) THEN
+        EXECUTE format('CREATE TABLE IF NOT EXISTS %%I.%%I PARTITION OF %%s DEFAULT', %[2]s, %[3]s, %[1]s);
+        FOR i IN 0..%[4]d LOOP
+            BEGIN
+                EXECUTE format('CREATE TABLE IF NOT EXISTS %%I.%%I PARTITION OF %%s FOR VALUES FROM (%%L) TO (%%L)', %[2]s,
+                    %[5]s || to_char(date_trunc(%[6]s, now() AT TIME ZONE 'UTC') + i * interval %[7]s, %[8]s), %[1]s,
+                    (date_trunc(%[6]s, now() AT TIME ZONE 'UTC') + i * interval %[7]s)::text || '+00',
+                    (date_trunc(%[6]s, now() AT TIME ZONE 'UTC') + (i + 1) * interval %[7]s)::text || '+00');
+            EXCEPTION WHEN check_violation THEN
+                RAISE NOTICE 'rows of that time lie in the default partition';
+            END;
+        END LOOP;
+    END IF;
+`, quote(root), quote(s.Table.schema()), quote(base+"_default"), ahead, quote(base+"_"), quote(string(s.Partitioned)), quote("1 "+string(s.Partitioned)), quote(s.Partitioned.format())))
 }
 
 func (s Schema) createPublication(partitioned bool) string {
@@ -171,4 +258,15 @@ func quote(s string) string {
 		return " E'" + strings.ReplaceAll(s, `\`, `\\`) + "'"
 	}
 	return "'" + s + "'"
+}
+
+// cut shortens a name to at most n bytes, between two characters.
+func cut(name string, n int) string {
+	if len(name) <= n {
+		return name
+	}
+	for n > 0 && !utf8.RuneStart(name[n]) {
+		n--
+	}
+	return name[:n]
 }

@@ -199,6 +199,40 @@ func TestDecide(t *testing.T) {
 			f.tail = tailOf(101, at(2, 0x3100), foreigner, at(2, 0x3300), at(2, 0x3400), at(2, 0x4000))
 		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
 
+		{"backfill interrupted, and the slot made since", func(f *findings) { f.checkpoint.Backfill = backfillRunning },
+			want{class: event.Lost, text: "backfill of stream \"orders\" was interrupted"}},
+		{"backfill done", func(f *findings) { f.checkpoint.Backfill = backfillDone },
+			want{after: at(2, 0x4000), base: 105, proof: proof}},
+		{"backfill: goes on from any state of its own stream", func(f *findings) {
+			f.origin.Backfill, f.origin.ConfirmedFlush, f.origin.SystemID = true, 0x8000, "new"
+		}, want{base: 105}},
+		{"backfill into the stream of another slot", func(f *findings) { f.origin.Backfill, f.origin.Slot = true, "other" },
+			want{class: event.Precondition, text: "belongs to"}},
+		{"backfill into a stream with foreign messages", func(f *findings) { f.origin.Backfill, f.last = true, &lastMessage{} },
+			want{class: event.Precondition, text: "was not written by walrelay"}},
+		{"backfill into a stream of another origin", func(f *findings) {
+			f.origin.Backfill, f.checkpoint, f.last, f.tail = true, nil, &lastMessage{}, nil
+		}, want{class: event.Precondition, text: "messages of another origin"}},
+		{"the broker forgot rows of a backfill: the log has them not", func(f *findings) {
+			forgetful(f)
+			f.last, f.origin.ConfirmedFlush = nil, 0x2700
+			for i := range f.earlier {
+				f.earlier[i].Backfill = backfillRunning
+			}
+		}, want{class: event.Lost, text: "lost acked messages"}},
+		{"a table was out of the publication since", func(f *findings) {
+			f.checkpoint.Tables = map[string][]string{"public.outbox": {"1/r7@9"}}
+			f.origin.Tables = map[string][]string{"public.outbox": {"1/r8@9"}}
+		}, want{class: event.Lost, text: "table public.outbox was made anew"}},
+		{"the same, accepted", func(f *findings) {
+			f.checkpoint.Tables = map[string][]string{"public.outbox": {"1/r7@9"}}
+			f.origin.Tables, f.acceptGap = map[string][]string{"public.outbox": {"1/r8@9"}}, true
+		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
+		{"another publication has the table, too, and there is another table", func(f *findings) {
+			f.checkpoint.Tables = map[string][]string{"public.outbox": {"1/r7@9"}}
+			f.origin.Tables = map[string][]string{"public.outbox": {"1/r7@9", "1/r9@11"}, "public.more": {"2/r8@9"}}
+		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
+
 		{"gone: counts off", gone,
 			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof}},
 		{"gone, no transaction in the checkpoint", func(f *findings) { gone(f); f.checkpoint.XID = 0 },

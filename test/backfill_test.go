@@ -248,3 +248,96 @@ func TestTableLeavesThePublication(t *testing.T) {
 		})
 	}
 }
+
+// The slot is invalidated under a relay that cannot keep up.
+func TestSlotLostWhileStreamingEndsTheRelay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.relay.MustStart(t)
+	r.insert("before", 50)
+	r.stored(50, 30*time.Second)
+	r.exec("create table churn (t text)", "alter system set max_slot_wal_keep_size = '1MB'", "alter system set max_wal_size = '32MB'", "select pg_reload_conf()")
+	r.nats.Freeze()
+	r.insert("stuck", 40)
+	r.relay.Freeze()
+	for range 4 {
+		r.exec("insert into churn select repeat('x', 1000) from generate_series(1, 20000)", "select pg_switch_wal()", "checkpoint")
+	}
+	r.nats.Thaw()
+	r.relay.Thaw()
+	r.exited(t, 5, `slot "walrelay" is lost`, "max_slot_wal_keep_size", "walrelay slot recover walrelay")
+	r.must(append([]string{"slot", "recover"}, r.flags()...)...)
+	r.once(90)
+}
+
+func TestSlotRecreatedWhileAwayIsAGap(t *testing.T) {
+	t.Parallel()
+	for plugin, want := range map[string]struct {
+		code int
+		text string
+	}{"pgoutput": {5, "events between may be missing"}, "test_decoding": {3, "plugin test_decoding"}} {
+		r := newRig(t, rigOptions{})
+		r.relay.MustStart(t)
+		r.insert("before", 50)
+		r.stored(50, 30*time.Second)
+		if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
+			t.Fatalf("exit code %d", code)
+		}
+		r.insert("while away", 5)
+		r.exec("select pg_drop_replication_slot('walrelay')", "select pg_create_logical_replication_slot('walrelay', '"+plugin+"')")
+		r.relay.MustStart(t)
+		r.exited(t, want.code, want.text)
+		if want.code == 5 {
+			r.must(append([]string{"slot", "recover", "--yes"}, r.flags()...)...)
+			r.once(55)
+		}
+	}
+}
+
+// Rows of every partition are events of the one table, from the table and from
+// the log, and partitions come and go.
+func TestPartitionedOutbox(t *testing.T) {
+	t.Parallel()
+	for _, span := range []string{"day", "week", "month"} {
+		r := newBackfillRig(t)
+		r.exec("drop publication walrelay", "drop table outbox")
+		ran := r.must("init", "--apply", "--partitioned", span, "--dsn", r.dsn, "--publication", publication)
+		if !strings.Contains(ran.Stdout, "5 partitions") {
+			t.Errorf("init says:\n%s", ran.Stdout)
+		}
+		if again := r.must("init", "--apply", "--partitioned", span, "--dsn", r.dsn, "--publication", publication); again.Stdout != "nothing to do\n" {
+			t.Errorf("init again says:\n%s", again.Stdout)
+		}
+		old := `insert into outbox (aggregate_type, aggregate_id, event_type, payload, created_at) values ('a', 'old', 'e', '{}', now() - interval '1 year')`
+		r.insert("before", 20)
+		r.exec(old)
+		r.relay.MustStart(t)
+		r.stored(21, 30*time.Second)
+		r.insert("after", 20)
+		r.exec("create table old partition of outbox for values from ('2001-01-01') to ('2002-01-01')",
+			`insert into outbox (aggregate_type, aggregate_id, event_type, payload, created_at) values ('a', 'older', 'e', '{}', '2001-05-05')`,
+			"alter table outbox detach partition old", "drop table old", old)
+		r.once(43)
+		if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
+			t.Errorf("exit code %d\n%s", code, r.relay.Output())
+		}
+	}
+}
+
+// A needed column that is renamed stops the relay before a row is passed over;
+// others may come and go.
+func TestColumnsChangeUnderTheRelay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.relay.MustStart(t)
+	r.insert("before", 20)
+	r.exec("alter table outbox add column note text default 'x'", "alter table outbox drop column schema_version")
+	r.insert("after", 20)
+	r.once(40)
+	r.exec("alter table outbox rename column event_type to kind")
+	r.exec(`insert into outbox (aggregate_type, aggregate_id, kind, payload) values ('a', 'x', 'e', '{}')`)
+	r.exited(t, 3, "event_type")
+	if n := r.unconfirmed(); n == 0 {
+		t.Error("the row is confirmed")
+	}
+}

@@ -15,13 +15,14 @@ import (
 
 func initCommand(p *process) *cobra.Command {
 	var apply bool
-	var role string
+	var role, partitioned string
 	cmd := &cobra.Command{
 		Use: "init [flags]", Short: "Make the outbox table, its publication and the relay's role",
 		Long: `Prints the SQL that makes what is missing of the outbox tables, the publication
 and, with --role, the rights of the relay's role. With --apply it runs it and says
 what it did. It can be repeated without harm. An existing table is never altered:
-where it differs, the differences are told.`,
+where it differs, the differences are told. With --partitioned the table has partitions by
+time; run it again from time to time to make those to come, and drop old ones.`,
 		Example: `  walrelay init | less
   walrelay init --apply --role relay
   walrelay init --table sales.outbox --publication sales`,
@@ -29,9 +30,10 @@ where it differs, the differences are told.`,
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
+	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
 	return command(p, cmd, []config.Group{config.Postgres, config.Publications, config.Tables},
 		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
-			all, err := schemas(cfg, role)
+			all, err := schemas(cfg, role, outbox.Span(partitioned))
 			if err != nil {
 				return err
 			}
@@ -61,7 +63,7 @@ const messagesSQL = `-- Any role can emit logical messages, and so make events. 
 -- END $$;
 `
 
-func schemas(cfg *config.Config, role string) ([]outbox.Schema, error) {
+func schemas(cfg *config.Config, role string, partitioned outbox.Span) ([]outbox.Schema, error) {
 	if len(cfg.Publications) != 1 {
 		return nil, event.Fail(event.Usage, "name one with --publication", "init makes one publication at a time, and %d are configured", len(cfg.Publications))
 	}
@@ -75,7 +77,7 @@ func schemas(cfg *config.Config, role string) ([]outbox.Schema, error) {
 	}
 	var all []outbox.Schema
 	for _, t := range names {
-		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role}
+		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role, Partitioned: partitioned}
 		if err := s.Validate(); err != nil {
 			return nil, err
 		}
