@@ -67,6 +67,7 @@ type Origin struct {
 	// Backfill says that the events are rows read from the tables in a snapshot
 	// that ends at ConfirmedFlush. They are told from those stored by their ids.
 	Backfill bool
+	Recovery bool // and that only rows are looked for that the log was to bring
 
 	// Diverged says that an earlier session found that this log is not the one
 	// from which the stream was written, and that an operator accepts it.

@@ -227,7 +227,7 @@ func (b *Backfill) session(ctx context.Context, snap Snapshot) error {
 	}
 	defer sink.Close()
 	p := &pass{Backfill: b, sink: sink, origin: snap.Origin(), known: newKnown()}
-	p.origin.Backfill = true
+	p.origin.Backfill, p.origin.Recovery = true, b.o.Recover
 	resume, err := sink.Resume(work, p.origin)
 	if err != nil {
 		return onSink(err)

@@ -44,6 +44,7 @@ type record struct {
 	// when it began.
 	Backfill     string `json:"backfill,omitempty"`
 	BackfillFrom uint64 `json:"backfill_from,omitempty"`
+	Recovery     bool   `json:"recovery,omitempty"` // it is one of rows that a lost slot was to bring
 }
 
 // The states of a backfill.
@@ -130,8 +131,12 @@ func decide(f findings) (decision, error) {
 		return f.otherOwner(d)
 	}
 	if c.Backfill == backfillRunning {
+		again := fmt.Sprintf("walrelay slot recover %s --yes", f.origin.Slot)
+		if !c.Recovery {
+			again = fmt.Sprintf("walrelay slot drop %s, then walrelay run --backfill", f.origin.Slot)
+		}
 		return d, event.Fail(event.Lost,
-			fmt.Sprintf("drop the slot with walrelay slot drop %s, then start again what was interrupted: walrelay run --backfill, or walrelay slot recover %[1]s; what is stored is not published again", f.origin.Slot),
+			"start again what was interrupted: "+again+"; what is stored is not published again",
 			"the backfill of stream %q was interrupted and slot %q begins after it: rows of the table are missing", f.stream, f.origin.Slot)
 	}
 	if f.origin.Diverged {
@@ -572,7 +577,7 @@ func claim(f findings, d decision, window int) record {
 		Tables: f.origin.Tables,
 	}
 	if f.origin.Backfill {
-		r.Backfill, r.BackfillFrom = backfillRunning, f.lastSeq
+		r.Backfill, r.BackfillFrom, r.Recovery = backfillRunning, f.lastSeq, f.origin.Recovery
 		if c := f.checkpoint; c != nil {
 			if c.Foreign <= f.lastSeq && c.Owner.Slot == r.Owner.Slot && c.Owner.Database == r.Owner.Database {
 				r.Foreign = c.Foreign
@@ -593,7 +598,7 @@ func claim(f findings, d decision, window int) record {
 	if d.resume.Skip > 0 {
 		r = *d.from
 		r.Window = max(window, c.Window)
-		r.Backfill, r.BackfillFrom = "", 0
+		r.Backfill, r.BackfillFrom, r.Recovery = "", 0, false
 		return r
 	}
 	if !d.resume.After.IsZero() {

@@ -120,6 +120,7 @@ func (s *Session) CompleteBackfill(ctx context.Context, c event.Checkpoint) erro
 type State struct {
 	Claimed     bool   // the checkpoint is one of the slot, by its name and database
 	Interrupted bool   // a backfill or a recovery was begun and the slot not streamed since
+	Recovery    bool   // it was a recovery
 	Sequence    uint64 // of the stream's last message
 
 	Position   event.Position // of the last event that is known to be stored
@@ -161,7 +162,7 @@ func (p *Publisher) Examine(ctx context.Context, slot, database string) (State, 
 		return state, err
 	}
 	if c != nil && c.Owner.Slot == slot && c.Owner.Database == database {
-		state.Claimed, state.Interrupted = true, c.Backfill != ""
+		state.Claimed, state.Interrupted, state.Recovery = true, c.Backfill != "", c.Recovery
 		state.Position, state.Confirm, state.CommitTime = c.Position, c.Confirm, c.CommitTime
 		if f.last != nil && f.last.ours {
 			state.Position, state.LastID = f.last.position, f.last.id

@@ -54,7 +54,8 @@ select c.oid, array(
 	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and p.puballtables
 	union all
 	select 'r' || e.oid || '@' || p.xmin from pg_publication_rel e join pg_publication p on p.oid = e.prpubid
-	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and e.prrelid = c.oid
+	where p.pubname = any($3) and p.pubinsert and (c.relkind <> 'p' or p.pubviaroot) and (
+		e.prrelid = c.oid or not p.pubviaroot and e.prrelid in (select a.relid from pg_partition_ancestors(c.oid) a))
 	`+bySchema+`)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2 and c.relkind in ('r', 'p') and c.relpersistence = 'p'`, t.Schema, t.Name, publications).Scan(&oid, &entries)

@@ -331,7 +331,8 @@ func TestColumnsChangeUnderTheRelay(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	r.relay.MustStart(t)
 	r.insert("before", 20)
-	r.exec("alter table outbox add column note text default 'x'", "alter table outbox drop column schema_version")
+	r.exec("alter table outbox add column note text default 'x'", "alter table outbox drop column schema_version",
+		"create table more (id int primary key)", "alter publication walrelay add table more", "alter publication walrelay drop table more")
 	r.insert("after", 20)
 	r.once(40)
 	r.exec("alter table outbox rename column event_type to kind")

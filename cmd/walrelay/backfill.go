@@ -97,6 +97,8 @@ func backfill(ctx context.Context, cfg *config.Config, log *slog.Logger, screen 
 	case s.exists:
 		log.Info("the slot exists, so there is nothing to backfill", "slot", cfg.Slot)
 		return true, nil
+	case s.state.Interrupted && s.state.Recovery:
+		return false, interrupted(cfg.Slot, s.state)
 	case s.state.Claimed && !s.state.Interrupted:
 		return false, slotmgr.Gone(cfg.Slot)
 	}
@@ -106,6 +108,16 @@ func backfill(ctx context.Context, cfg *config.Config, log *slog.Logger, screen 
 	}
 	log.Info("backfilled", "rows", result.Seen, "published", result.Published, "parked", result.Parked, "slot", cfg.Slot, "begin", result.Begin.String())
 	return true, nil
+}
+
+// interrupted is the failure of a slot whose backfill or recovery did not end.
+func interrupted(slot string, state publisher.State) error {
+	what, again := "backfill", "walrelay run --backfill"
+	if state.Recovery {
+		what, again = "recovery", "walrelay slot recover "+slot
+	}
+	return event.Fail(event.Lost, "start it again: "+again+"; what is stored is not published again",
+		"slot %q does not exist: its %s was interrupted", slot, what)
 }
 
 // run runs a job whose options are those of o and the configuration.

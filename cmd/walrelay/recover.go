@@ -53,7 +53,9 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 			return err
 		}
 		all = all || s.state.Sequence == 0 // nothing was ever published
-		result, err := e.run(cmd.Context(), p.err, operate.Options{Recover: true, All: all, Drop: e.dropLost})
+		// A backfill that was interrupted goes on as one: it is to publish every row.
+		backfill := s.state.Interrupted && !s.state.Recovery
+		result, err := e.run(cmd.Context(), p.err, operate.Options{Recover: !backfill, All: all, Drop: e.dropLost})
 		if err != nil {
 			return err
 		}

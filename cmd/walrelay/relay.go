@@ -213,9 +213,7 @@ func (o *sourceOpener) missing(ctx context.Context, conn *pgx.Conn) error {
 	case err != nil:
 		return err
 	case state.Interrupted:
-		return event.Fail(event.Lost,
-			fmt.Sprintf("start it again: walrelay run --backfill, or walrelay slot recover %s; what is stored is not published again", o.want.Slot),
-			"slot %q does not exist: a backfill or recovery of it was interrupted", o.want.Slot)
+		return interrupted(o.want.Slot, state)
 	case state.Claimed:
 		return slotmgr.Gone(o.want.Slot)
 	}
