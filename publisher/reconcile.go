@@ -162,7 +162,7 @@ func decide(f findings) (decision, error) {
 	}
 	if f.origin.ConfirmedFlush > f.confirmOf(c) && !f.acceptGap {
 		return d, event.Fail(event.Lost,
-			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; if the slot was advanced or created again on purpose, go on without with --accept-gap", f.origin.Slot),
+			fmt.Sprintf("if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then; walrelay slot recover %s finds those that the stream lacks and publishes them", f.origin.Slot),
 			"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
 			f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
 	}

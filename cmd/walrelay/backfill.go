@@ -291,7 +291,7 @@ func unpublished(ctx context.Context, cfg *config.Config, log *slog.Logger, err 
 		return err
 	}
 	s, failed := e.look(ctx)
-	if failed != nil || !s.state.Claimed || s.state.Position.IsZero() {
+	if failed != nil || s.exists && !s.slot.Lost() || !s.state.Claimed || s.state.Position.IsZero() {
 		return err
 	}
 	text := "the last event in the stream has position " + s.state.Position.String()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -170,9 +171,6 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 		return err
 	}
 	defer hangUp(conn)
-	if err := o.missing(ctx, conn); err != nil {
-		return err
-	}
 	found, err := slotmgr.Preflight(ctx, conn, o.want)
 	if err != nil {
 		return err
@@ -183,6 +181,12 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 		}
 	}
 	if err := found.Err(); err != nil {
+		other := func(f slotmgr.Finding) bool { return f.Level == slotmgr.FAIL && f.Name != "slot" }
+		if !slices.ContainsFunc(found, other) {
+			if lost := o.missing(ctx, conn); lost != nil {
+				return lost
+			}
+		}
 		return err
 	}
 	for _, t := range o.tables {
