@@ -10,6 +10,7 @@ import (
 )
 
 func main() {
+	collectOften()
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
 	ctx, stop := onSignal(context.Background(), sigs, func() { os.Exit(report(os.Stderr, errForced)) })

@@ -388,6 +388,7 @@ func TestFingerprint(t *testing.T) {
 		"order":    func(c *config.Config) { c.Publications[0], c.Publications[1] = "b", "a" },
 		"spelling": func(c *config.Config) { c.Tables[0].Name = `"public".OUTBOX` },
 		"subject":  func(c *config.Config) { c.Subject = "x" },
+		"id":       func(c *config.Config) { c.Tables[1].Columns = map[string]string{"id": "id", "payload": "body"} },
 		"unused":   func(c *config.Config) { c.MessagePrefix = "other" },
 	}
 	for name, change := range same {
@@ -400,6 +401,7 @@ func TestFingerprint(t *testing.T) {
 	for name, change := range map[string]func(*config.Config){
 		"publication": func(c *config.Config) { c.Publications = c.Publications[:1] },
 		"table":       func(c *config.Config) { c.Tables[1].Name = "s.u" },
+		"id column":   func(c *config.Config) { c.Tables[1].Columns = map[string]string{"id": "event_id"} },
 		"messages":    func(c *config.Config) { c.Messages = true },
 		"joined":      func(c *config.Config) { c.Publications = []string{"a\nb"} },
 	} {

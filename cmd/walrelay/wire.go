@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -126,8 +127,9 @@ func tables(cfg *config.Config) ([]outbox.Table, error) {
 	return all, nil
 }
 
-// fingerprint changes when the same log would yield other events: with the
-// publications, the tables, or the prefix of logical messages.
+// fingerprint changes when the same log would yield other events, or events of
+// other ids: with the publications, the tables, their id columns, or the prefix
+// of logical messages.
 func fingerprint(cfg *config.Config) string {
 	h := sha256.New()
 	put := func(kind string, names []string) {
@@ -144,7 +146,7 @@ func fingerprint(cfg *config.Config) string {
 		if table, err := outbox.ParseTable(t.Name); err == nil {
 			name = fmt.Sprintf("%q.%q", table.Schema, table.Name) // however it is spelt
 		}
-		names = append(names, name)
+		names = append(names, fmt.Sprintf("%s %q", name, cmp.Or(t.Columns["id"], "id")))
 	}
 	if cfg.Messages {
 		prefixes = []string{cfg.MessagePrefix}
