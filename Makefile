@@ -24,7 +24,7 @@ SCENARIOS = -timeout 30m -count 1 -p 1 ./test/...
 RACE      = PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -race
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-majors check fuzz bench fmt fmt-check readme vet lint tidy-check servers image clean
+.PHONY: help build demo test test-majors chaos check fuzz bench bench-micro fmt fmt-check readme vet lint tidy-check servers image clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,13 +50,20 @@ check: fmt-check vet lint tidy-check servers ## what a commit must pass, without
 	$(GO) test -count 1 -run '^TestHouse' ./test
 	$(RACE) $(UNITS)
 
+chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3); without any of them the fixed set
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
+
 fuzz: ## each fuzz target for FUZZTIME (1m)
 	tools/fuzz.sh $(FUZZTIME)
 
-bench: servers ## benchmarks matching BENCH, COUNT times (6), summarised; BASE=file compares with an earlier bin/bench.txt
-	@mkdir -p bin
+bench: build servers ## the relay against its peers on scratch servers, N rounds (5); ONLY=drain,latency,…; table, JSON and plots in bin/bench
+	@$(GO) build -buildvcs=false -o bin/benchmark ./test/bench
 	@PGBIN=$$(tools/postgres.sh) && export PGBIN && \
-		$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 60m -p 1 ./... >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+		exec bin/benchmark -walrelay bin/walrelay -out bin/bench -n $(or $(N),5) $(if $(ONLY),-only $(ONLY)) $(BENCHFLAGS)
+
+bench-micro: ## Go benchmarks matching BENCH, COUNT times (6), summarised; BASE=file compares with an earlier bin/bench.txt
+	@mkdir -p bin
+	@$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 60m -p 1 ./... >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	@$(BENCHSTAT) $(BASE) bin/bench.txt
 
 fmt: ## format the code

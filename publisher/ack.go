@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 
 // Error codes of the JetStream API, from the server's errors.json.
 const (
+	codeNoPeers           = 10005
 	codeStreamNotFound    = 10059
 	codeWrongStream       = 10060
 	codeWrongLastSeq      = 10071
@@ -100,6 +102,67 @@ func cutString(p []byte, prefix string) (rest []byte, ok bool) {
 }
 
 var space = []byte{' '}
+
+// usualAck is the next ack as it comes when all goes well: like the one before
+// it, with both numbers one higher. Comparing the bytes costs a tenth of
+// reading them; whatever differs is read.
+type usualAck struct {
+	text   []byte // nil until an ack was read
+	ends   [2]int // of the sequence in the subject and in the payload
+	digits int
+}
+
+// learn takes the form of the ack that was read for sequence seq.
+func (u *usualAck) learn(seq uint64, subject, header, payload []byte) {
+	u.text = u.text[:0]
+	if got, ok := ackSequence(payload); !ok || got != seq || len(header) > 0 {
+		return
+	}
+	var number [20]byte
+	digits := strconv.AppendUint(number[:0], seq, 10)
+	if !bytes.HasSuffix(subject, digits) {
+		return
+	}
+	u.digits = len(digits)
+	u.text = append(append(u.text, "MSG "...), subject...)
+	u.ends[0] = len(u.text)
+	u.text = append(append(u.text, ' '), ackSubscription...)
+	u.text = strconv.AppendInt(append(u.text, ' '), int64(len(payload)), 10)
+	u.text = append(append(u.text, "\r\n"...), payload...)
+	u.ends[1] = len(u.text) - len("}")
+	u.text = append(u.text, "\r\n"...)
+	u.advance()
+}
+
+// advance makes the text that of the next sequence, or empty when that has one
+// digit more: then the size differs, too.
+func (u *usualAck) advance() {
+	for _, end := range u.ends {
+		i := end - 1
+		for ; i >= end-u.digits && u.text[i] == '9'; i-- {
+			u.text[i] = '0'
+		}
+		if i < end-u.digits {
+			u.text = u.text[:0]
+			return
+		}
+		u.text[i]++
+	}
+}
+
+// take consumes the ack when it lies in r as expected.
+func (u *usualAck) take(r *bufio.Reader) bool {
+	n := len(u.text)
+	if n == 0 || r.Buffered() < n {
+		return false
+	}
+	if got, err := r.Peek(n); err != nil || !bytes.Equal(got, u.text) {
+		return false
+	}
+	_, _ = r.Discard(n) // it is buffered
+	u.advance()
+	return true
+}
 
 // errNoResponders is the server's 503: nothing listens to the subject, which
 // is a stream without leader, or a subject that no stream binds.

@@ -156,7 +156,13 @@ func (s *Session) atLeast(major, minor int) bool {
 
 func streamError(name string, err error) error {
 	var api *jetstream.APIError
-	if errors.As(err, &api) && api.Code == 400 {
+	if !errors.As(err, &api) {
+		return fmt.Errorf("stream %q: %w", name, err)
+	}
+	if api.ErrorCode == codeNoPeers {
+		return event.Fail(event.Transient, "as many servers of the cluster as the stream has replicas must be up, with JetStream and room for it", "stream %q: %w", name, err)
+	}
+	if api.Code == 400 {
 		return event.Fail(event.Precondition, "nats stream info "+name+" shows the stream as it is", "stream %q: %w", name, err)
 	}
 	return fmt.Errorf("stream %q: %w", name, err)

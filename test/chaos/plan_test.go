@@ -53,7 +53,7 @@ func newPlan(seed uint64, replicas int) *plan {
 		length:    between(rng, 2*time.Second, 3500*time.Millisecond),
 	}
 	if p.window == 1 {
-		p.rate = 50 // one round trip an event, three servers a round trip
+		p.rate, p.rows = 50, min(p.rows, 5) // each event takes a round trip
 	}
 	var able []*fault
 	for _, f := range faults {

@@ -59,6 +59,7 @@ type relay struct {
 	toPostgres *harness.Proxy
 	toNATS     []*harness.Proxy
 	log        string
+	started    time.Time
 
 	mu    sync.Mutex
 	ended bool // by us
@@ -138,6 +139,7 @@ func (r *relay) start(w *world) error {
 	r.mu.Lock()
 	r.ended = false
 	r.mu.Unlock()
+	r.started = time.Now()
 	if err := r.Start(); err != nil {
 		return err
 	}
