@@ -143,7 +143,7 @@ func TestPoisonOf(t *testing.T) {
 		{protocolError(`-ERR 'Slow Consumer'`), ""},
 	} {
 		p := poisonOf(c.err)
-		if got := (event.Reason)(""); p != nil {
+		if got := event.Reason(""); p != nil {
 			got = p.Reason
 			if got != c.want || p.Detail == "" {
 				t.Errorf("%v: got %v, want %q", c.err, p, c.want)

@@ -153,5 +153,6 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	if r == s.current {
 		return nil
 	}
+	s.o.Log.Debug("checkpoint", "stream", s.o.Stream, "sequence", r.Sequence, "position", r.Position.String(), "confirm", r.Confirm.String())
 	return s.writeCheckpoint(ctx, r)
 }

@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -488,6 +489,7 @@ func (s *Session) wait(ctx context.Context, n uint64) error {
 // read handles replies until the connection ends.
 func (s *Session) read() {
 	var acked uint64 // published to s.acked when the read buffer is used up
+	var usual usualAck
 	first := s.lastSeq + 1
 	reply := func(subject, header, payload []byte) error {
 		if len(subject) <= s.replyPrefix {
@@ -506,7 +508,16 @@ func (s *Session) read() {
 			return sup
 		}
 		acked++
+		usual.learn(seq, subject, header, payload)
 		return nil
+	}
+	s.w.gather.pending = func() uint64 { return s.sent.Load() - acked }
+	s.w.usual = func(r *bufio.Reader) bool {
+		if !usual.take(r) {
+			return false
+		}
+		acked++
+		return true
 	}
 	idle := func() {
 		if acked == s.acked.Load() {

@@ -21,5 +21,6 @@
 // | ledger.go  | which LSN is confirmable when                      |
 // | hold.go    | what waits for the confirm delay                   |
 // | resume.go  | what is dropped when a session starts              |
+// | observer.go| what an observer of the relay is told              |
 // | silence.go | when a session that hears nothing is dead          |
 package relay
