@@ -304,13 +304,13 @@ func TestTickCountsFromTheSend(t *testing.T) {
 		s.o.AckTimeout = 2 * time.Second
 		s.progressTime = time.Now()
 		tick := func() {
-			time.Sleep(time.Second) // of the bubble's clock
+			<-time.After(time.Second) // of the bubble's clock
 			s.w.pings = 0
 			s.Tick()
 		}
 		tick()
 		tick()
-		time.Sleep(990 * time.Millisecond)
+		<-time.After(990 * time.Millisecond)
 		if err := errors.Join(s.Append(numbered("outbox", 1)), s.Flush()); err != nil {
 			t.Fatal(err)
 		}
@@ -332,7 +332,7 @@ func TestSilentServerEndsAnIdleSession(t *testing.T) {
 			start := time.Now()
 			for s.check(nil) == nil {
 				s.Tick()
-				time.Sleep(every) // of the bubble's clock
+				<-time.After(every) // of the bubble's clock
 			}
 			if took := time.Since(start); took < 1900*time.Millisecond || took > 3*time.Second {
 				t.Errorf("gave up after %s, with a tick every %s", took, every)
