@@ -22,6 +22,7 @@
 // | wire.go      | one NATS client connection, by hand                        |
 // | frame.go     | an event as HPUB bytes                                     |
 // | ack.go       | replies and error codes                                    |
+// | gather.go    | many acks with one read                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
 // | stream.go    | creating and examining the stream                          |
