@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -15,59 +14,19 @@ import (
 // Oldest is the oldest major version of Postgres that is supported.
 const Oldest = 14
 
-// Level says how bad a finding is.
-type Level uint8
-
-const (
-	// OK needs nothing.
-	OK Level = iota
-	// WARN works, but breaks or weakens something an operator may count on.
-	WARN
-	// FAIL keeps the relay from starting.
-	FAIL
+// What a preflight finds.
+type (
+	Level    = event.Level
+	Finding  = event.Finding
+	Findings = event.Findings
 )
 
-func (l Level) String() string { return [...]string{"OK", "WARN", "FAIL"}[l] }
-
-// MarshalText implements encoding.TextMarshaler.
-func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
-
-// Finding is the result of one check.
-type Finding struct {
-	Name   string `json:"name"` // of the check: one word, the same for every server
-	Level  Level  `json:"level"`
-	Detail string `json:"detail"`           // a sentence with the value that was found
-	Remedy string `json:"remedy,omitempty"` // a command, SQL or a sentence; empty when OK
-
-	class event.Class // of a FAIL
-}
-
-// Findings are the results of a preflight, in the order of the checks.
-type Findings []Finding
-
-// Err joins the findings that FAIL into one failure; nil when there is none.
-// Its class is Lost when the slot is lost, else Precondition. The hint has the
-// remedies, one a line.
-func (fs Findings) Err() error {
-	class := event.Precondition
-	var details, remedies []string
-	for _, f := range fs {
-		if f.Level != FAIL {
-			continue
-		}
-		if f.class == event.Lost {
-			class = event.Lost
-		}
-		details = append(details, f.Detail)
-		if f.Remedy != "" && !slices.Contains(remedies, f.Remedy) {
-			remedies = append(remedies, f.Remedy)
-		}
-	}
-	if len(details) == 0 {
-		return nil
-	}
-	return event.Fail(class, strings.Join(remedies, "\n"), "%s", strings.Join(details, "; "))
-}
+// The levels of a finding.
+const (
+	OK   = event.OK
+	WARN = event.WARN
+	FAIL = event.FAIL
+)
 
 // Table names a table.
 type Table struct{ Schema, Name string }
@@ -115,9 +74,6 @@ type preflight struct {
 }
 
 func (p *preflight) add(f Finding) {
-	if f.Level == FAIL && f.class == event.Transient {
-		f.class = event.Precondition
-	}
 	p.found = append(p.found, f)
 }
 
@@ -241,7 +197,7 @@ func (p *preflight) role() {
 
 func publicationMissing(conn *pgx.Conn, name string) Finding {
 	return Finding{
-		Name: "publication", Level: FAIL, class: event.Precondition,
+		Name: "publication", Level: FAIL, Class: event.Precondition,
 		Detail: fmt.Sprintf("publication %q does not exist in database %q", name, database(conn.Config())),
 		Remedy: fmt.Sprintf("walrelay init --apply, or CREATE PUBLICATION %s FOR TABLE … WITH (publish = 'insert');", quote(name)),
 	}
