@@ -109,3 +109,50 @@ order by since, pid`)
 	}
 	return pgx.CollectRows(rows, blockerOf)
 }
+
+// Thresholds of what is worth a word.
+const (
+	muchLog = 1 << 30
+	someLog = 64 << 20
+	longAgo = time.Minute // of a transaction
+)
+
+// Findings say what is wrong with the slot and what to do, the worst first;
+// none when nothing is.
+func (d Detail) Findings(database string) Findings {
+	if f := fitness(d.Slot, database); f.Level == FAIL {
+		return Findings{f}
+	}
+	var found Findings
+	add := func(name, detail, remedy string) {
+		found = append(found, Finding{Name: name, Level: WARN, Detail: detail, Remedy: remedy})
+	}
+	if d.WALStatus == "unreserved" {
+		add("retention", fmt.Sprintf("slot %q is lost at the next checkpoint, unless the relay catches up before", d.Name),
+			"ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf(); until the relay has caught up")
+	} else if s := d.SafeWALSize; s != nil && *s < d.RetainedBytes/3 {
+		add("retention", fmt.Sprintf("slot %q keeps three quarters of max_slot_wal_keep_size and more: beyond it the slot is lost", d.Name),
+			"ALTER SYSTEM SET max_slot_wal_keep_size = '…'; with more, and SELECT pg_reload_conf();")
+	}
+	if !d.Active && !d.Temporary {
+		risk := ""
+		if d.SafeWALSize == nil {
+			risk = ", without a limit"
+		}
+		add("active", fmt.Sprintf("nobody reads slot %q%s: Postgres keeps all log from %s on%s", d.Name, d.since(), d.RestartLSN, risk),
+			"start the relay: walrelay run --slot "+d.Name+"; or, when it is gone for good: walrelay slot drop "+d.Name)
+	}
+	if d.Active && d.LagBytes > muchLog {
+		add("lag", fmt.Sprintf("the session that reads slot %q is %d MiB behind", d.Name, d.LagBytes>>20),
+			"look at the log and the metrics of the relay: the broker may be down or slow")
+	}
+	if kept := d.RetainedBytes - d.LagBytes; kept > someLog && len(d.Holders) > 0 && d.Holders[0].Age > longAgo {
+		b := d.Holders[0]
+		remedy := fmt.Sprintf("let it end, or end it: SELECT pg_terminate_backend(%d);", b.PID)
+		if b.State == "prepared" {
+			remedy = "COMMIT PREPARED or ROLLBACK PREPARED it: " + b.Query
+		}
+		add("restart", fmt.Sprintf("%d MiB of confirmed log are kept, for an open transaction: %s", kept>>20, b), remedy)
+	}
+	return found
+}

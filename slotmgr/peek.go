@@ -17,8 +17,8 @@ type PeekOptions struct {
 	// Plugin are the options of the plugin, names and values in turn.
 	Plugin []string
 
-	// UpTo ends the read behind the transaction that commits there or later;
-	// zero reads to the end of the log.
+	// UpTo ends the read: transactions whose commit record begins there or later
+	// may be left out. Zero reads to the end of the log.
 	UpTo event.LSN
 
 	// Changes ends the read at the end of the transaction in which so many
