@@ -141,7 +141,7 @@ func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table) (event.Find
 	f := event.Finding{Name: "unique_id", Detail: fmt.Sprintf("column %q of table %s is unique", id, t)}
 	if !unique {
 		f.Level = event.WARN
-		f.Detail = fmt.Sprintf("no unique index is on column %q of table %s: of two rows with one id only the first is published within the dedup window", id, t)
+		f.Detail = fmt.Sprintf("no unique index is on column %q of table %s: of two rows with one id, within the dedup window, the second is parked", id, t)
 		f.Remedy = fmt.Sprintf("CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s);", pgx.Identifier{t.schema(), t.Name}.Sanitize(), ident(id))
 	}
 	found = append(found, f)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -144,9 +145,16 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 	add(event.WARN, c.Discard == jetstream.DiscardOld && c.MaxBytes > 0, "discard", "discards old messages at max_bytes, whether or not they were consumed", "nats stream edit "+c.Name+" --discard new, which makes the relay wait instead")
 	for _, f := range o.Subjects {
 		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f),
-			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(append(append([]string{}, c.Subjects...), f), ",")))
+			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ",")))
 	}
 	return found
+}
+
+// widened adds a filter to those of a stream, in place of those that it covers,
+// since no two may overlap.
+func widened(filters []string, f string) []string {
+	kept := slices.DeleteFunc(slices.Clone(filters), func(old string) bool { return covered([]string{f}, old) })
+	return append(kept, f)
 }
 
 // warn logs once in the life of the publisher.
