@@ -156,11 +156,15 @@ func TestAdvanceTellsFirstThenMovesCheckpointAndSlot(t *testing.T) {
 		{"a commit that begins there is still sent", event.Resume{}, 20, "1,sure of 1,checkpoint 0/14,slot 0/14", event.Checkpoint{}},
 		{"a commit that begins before is not", event.Resume{}, 21, "1,2,sure of 2,checkpoint 0/15,slot 0/15", event.Checkpoint{}},
 		{
-			"what is counted off is stored", event.Resume{After: at(1), Skip: 2}, 63, "4,6,sure of 2,checkpoint 0/3F,slot 0/3F",
+			"what is counted off is stored",
+			event.Resume{After: at(1), Skip: 2},
+			63, "4,6,sure of 2,checkpoint 0/3F,slot 0/3F",
 			event.Checkpoint{Events: 2, Position: at(3), XID: 703},
 		},
 		{
-			"it may lie behind", event.Resume{After: at(1), Skip: 3}, 23, "sure of 0,checkpoint 0/17,slot 0/17",
+			"it may lie behind",
+			event.Resume{After: at(1), Skip: 3},
+			23, "sure of 0,checkpoint 0/17,slot 0/17",
 			event.Checkpoint{Events: 3, Position: at(4), XID: 704},
 		},
 	} {

@@ -25,5 +25,6 @@
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
 // | stream.go    | creating and examining the stream                          |
+// | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
 package publisher

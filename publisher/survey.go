@@ -54,7 +54,7 @@ func (p *Publisher) Survey(ctx context.Context, origin event.Origin) (Survey, er
 	if err != nil {
 		return Survey{}, p.classifyConnect(err)
 	}
-	defer s.Close()
+	defer s.nc.Close()
 	f, d, err := s.survey(ctx, origin)
 	v := Survey{Exists: s.exists(), Sequence: f.lastSeq, Resume: d.resume, Err: err}
 	if s.info != nil {
@@ -92,7 +92,7 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.
 	if err != nil {
 		return false, p.classifyConnect(err)
 	}
-	defer s.Close()
+	defer s.nc.Close()
 	f, d, err := s.survey(ctx, origin)
 	if err != nil {
 		return false, err
@@ -135,7 +135,7 @@ func (p *Publisher) Forget(ctx context.Context, slot, database string) (bool, er
 	if err != nil {
 		return false, p.classifyConnect(err)
 	}
-	defer s.Close()
+	defer s.nc.Close()
 	c, err := s.readCheckpoint(ctx)
 	if err != nil || c == nil {
 		return false, err
@@ -205,7 +205,7 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 	if err != nil {
 		return Report{}, p.classifyConnect(err)
 	}
-	defer s.Close()
+	defer s.nc.Close()
 	answered := time.Now()
 	r := Report{Limits: Limits{MaxPayload: s.nc.MaxPayload()}}
 	add := func(level event.Level, name, remedy, format string, args ...any) {

@@ -22,4 +22,5 @@
 //	failure.go   what the server's errors ask for
 //	decode.go    CopyData bytes → event.Record; pure, allocates nothing for a row
 //	timeline.go  which timeline owns an LSN
+//	changes.go   the same records from what SQL returns, without a session
 package replication

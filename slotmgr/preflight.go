@@ -15,12 +15,14 @@ import (
 // Oldest is the oldest major version of Postgres that is supported.
 const Oldest = 14
 
-// What a preflight finds.
-type (
-	Level    = event.Level
-	Finding  = event.Finding
-	Findings = event.Findings
-)
+// Level is event's.
+type Level = event.Level
+
+// Finding is event's.
+type Finding = event.Finding
+
+// Findings are event's.
+type Findings = event.Findings
 
 // The levels of a finding.
 const (

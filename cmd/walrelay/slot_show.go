@@ -125,7 +125,8 @@ func (s *shown) write(w io.Writer, now time.Time) error {
 		flag bool
 		text string
 	}{
-		{s.Temporary, "temporary"}, {s.TwoPhase, "two_phase"},
+		{s.Temporary, "temporary"},
+		{s.TwoPhase, "two_phase"},
 		{s.Failover != nil && *s.Failover, "failover"}, {s.Synced != nil && *s.Synced, "synced from the primary"},
 	} {
 		if is.flag {
