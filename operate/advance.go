@@ -22,7 +22,7 @@ type Slot interface {
 
 // Advance passes over everything up to an LSN that the stream does not hold.
 type Advance struct {
-	Log        Log
+	Log        Log // nil skips without looking, what cannot be decoded
 	Mapper     Mapper
 	Checkpoint Checkpoint // nil leaves it, and the next start then needs --accept-gap
 	Slot       Slot
@@ -49,12 +49,34 @@ type Advanced struct {
 // first, and one that is ahead of the slot is what every relay leaves behind.
 func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	var done Advanced
+	var stored event.Checkpoint
+	var err error
+	if a.Log != nil {
+		if done.Skipped, stored, err = a.tell(ctx); err != nil {
+			return done, err
+		}
+	}
+	if err := a.Sure(done.Skipped); err != nil {
+		return done, err
+	}
+	if a.Checkpoint != nil {
+		if done.Checkpoint, err = a.Checkpoint.Pass(ctx, stored, a.To); err != nil {
+			return done, err
+		}
+	}
+	done.Slot, err = a.Slot.Advance(ctx, a.To)
+	return done, err
+}
+
+// tell reads what will be skipped, and returns how much that is and the last
+// event that was counted off as stored.
+func (a Advance) tell(ctx context.Context) (skipped int, stored event.Checkpoint, err error) {
 	f := filter{resume: a.Resume, mapper: a.Mapper}
 	upTo := a.To
 	if a.Resume.Skip > 0 {
 		upTo = 0 // what is counted off may lie behind
 	}
-	_, err := a.Log.Read(ctx, upTo, 0, func(rec *event.Record) error {
+	_, err = a.Log.Read(ctx, upTo, 0, func(rec *event.Record) error {
 		// A transaction is sent when its commit record begins at the confirmed
 		// LSN or later (SnapBuildXactNeedsSkip).
 		if rec.Position.Commit >= a.To {
@@ -68,20 +90,11 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 		if ev == nil {
 			return err
 		}
-		done.Skipped++
+		skipped++
 		return a.Skip(keep(ev, poison))
 	})
-	if err != nil && !errors.Is(err, errEnough) {
-		return done, err
+	if errors.Is(err, errEnough) {
+		err = nil
 	}
-	if err := a.Sure(done.Skipped); err != nil {
-		return done, err
-	}
-	if a.Checkpoint != nil {
-		if done.Checkpoint, err = a.Checkpoint.Pass(ctx, f.stored, a.To); err != nil {
-			return done, err
-		}
-	}
-	done.Slot, err = a.Slot.Advance(ctx, a.To)
-	return done, err
+	return skipped, f.stored, err
 }

@@ -57,7 +57,7 @@ func Peek(ctx context.Context, conn *pgx.Conn, o PeekOptions, each func(lsn even
 	}
 	n, err = peek(ctx, conn, name, o, each)
 	if sqlstate(err) == codeUndefinedObject {
-		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it, then advance the slot past what was committed before",
+		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it, then skip what was committed before with walrelay slot advance --blind --to-now",
 			"peek slot %q: %w", o.Slot, err)
 	}
 	if sqlstate(err) != "" {

@@ -224,6 +224,42 @@ func TestSlotIsSeenAndMovedOnBothEnds(t *testing.T) {
 		}
 	})
 
+	t.Run("past a poison event", func(t *testing.T) {
+		b.pg.MustExec(t, `insert into outbox (aggregate_type, aggregate_id, event_type, payload, headers) values
+			('order', '8', 'placed', '{"n": 8}', null), ('order', '9', 'placed', '{"n": 9}', '[]'), ('order', '10', 'placed', '{"n": 10}', null)`)
+		b.insert(11)
+		b.ended("--on-poison", "halt").want(t, exitHalted, "headers")
+		o := b.run("slot", "peek")
+		o.want(t, exitOK, "(headers: the headers are not a JSON object)", `{"n": 10}`)
+		if strings.Contains(o.out, `{"n": 8}`) {
+			t.Errorf("peeked what is stored:\n%s", o.out)
+		}
+		var events []operate.Event
+		if err := json.Unmarshal([]byte(b.run("slot", "peek", "-o", "json").out), &events); err != nil || len(events) != 3 {
+			t.Fatalf("%v, peeked %+v", err, events)
+		}
+		o = b.run("slot", "advance", "--past-transaction", events[0].Position.String(), "--yes")
+		o.want(t, exitOK, "2 events skipped", "not a JSON object", `{\"n\": 10}`)
+		stop := b.relay("--on-poison", "halt")
+		b.stored(8)
+		stop().want(t, exitOK)
+		if got := b.numbers(); got != "0 1 2 4 5 7 8 11" {
+			t.Errorf("the stream has %s", got)
+		}
+	})
+
+	t.Run("without looking", func(t *testing.T) {
+		b.insert(12)
+		b.run("slot", "advance", "--blind", "--past-transaction", "7", "--yes").want(t, exitUsage, "--blind")
+		b.run("slot", "advance", "--blind", "--to-now").want(t, exitUsage, "whatever lies between")
+		if o := b.run("slot", "advance", "--blind", "--to-now", "--yes"); o.code != exitOK || o.out != "" {
+			t.Errorf("got %+v", o)
+		}
+		if got := b.peeked(); got != "" {
+			t.Errorf("peeked %s", got)
+		}
+	})
+
 	t.Run("drop all of it", func(t *testing.T) {
 		b.run("slot", "drop", "--with-checkpoint", "--stream", "OTHER", "--yes").want(t, exitOK, "slot walrelay dropped", "checkpoint of stream OTHER does not exist")
 		b.run("slot", "drop", "--yes").want(t, exitPrecondition, "does not exist")
@@ -306,6 +342,12 @@ func TestTemporarySlotLastsAsLongAsItsCommand(t *testing.T) {
 	cancel(errSignal)
 	if code := <-done; code != exitOK {
 		t.Errorf("exit code %d", code)
+	}
+	if o := walrelay(t, env, "slot", "create", "kept", "--failover"); strings.Contains(o.err, "needs Postgres 17") {
+		o.want(t, exitUsage, "--failover")
+	} else {
+		o.want(t, exitOK)
+		walrelay(t, env, "slot", "show", "kept").want(t, exitOK, "failover", "unused since")
 	}
 	walrelay(t, env, "slot", "create", "x", "--temporary", "--failover").want(t, exitUsage, "--failover")
 }

@@ -24,6 +24,7 @@ type advance struct {
 	toNow bool
 	yes   bool
 	leave bool // the checkpoint as it is
+	blind bool // do not read what is skipped
 }
 
 func slotAdvanceCommand(p *process) *cobra.Command {
@@ -51,6 +52,7 @@ before, it sends the skipped events again.`,
 	cmd.Flags().BoolVar(&a.toNow, "to-now", false, "skip everything that is committed now")
 	cmd.Flags().BoolVar(&a.yes, "yes", false, "do not ask")
 	cmd.Flags().BoolVar(&a.leave, "leave-checkpoint", false, "do not move the checkpoint, when NATS is away; the relay then needs --accept-gap once")
+	cmd.Flags().BoolVar(&a.blind, "blind", false, "do not look at what is skipped, when it cannot be read; then nothing is written to stdout")
 	return command(p, cmd, bothEnds, func(cmd *cobra.Command, args []string, cfg *config.Config) error {
 		name, err := slotOf(cmd, args, cfg)
 		if err != nil {
@@ -86,6 +88,9 @@ func (a *advance) target() (target, error) {
 	}
 	if given != 1 {
 		return target{}, event.Fail(event.Usage, "give one of --to, --past-transaction and --to-now", "it is not said where to advance to")
+	}
+	if a.blind && a.past != "" {
+		return target{}, event.Fail(event.Usage, "give its end with --to, or use --to-now", "--blind cannot look for a transaction")
 	}
 	const lsn = "write an LSN such as 16/B374D848"
 	switch {
@@ -129,6 +134,9 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 	}
 	log := e.log(conn, origin)
 	job := operate.Advance{Log: log, Mapper: e.mapper, Slot: slotOn{conn, name}}
+	if a.blind {
+		job.Log = nil
+	}
 	if !a.leave {
 		survey, err := e.pub.Survey(ctx, origin)
 		if err == nil {
@@ -146,14 +154,18 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 	}
 
 	if !a.yes {
-		n, err := list(ctx, cmd, job, terminal)
-		if err != nil {
-			return err
+		what := "whatever lies between"
+		if !a.blind {
+			n, err := list(ctx, cmd, job, terminal)
+			if err != nil {
+				return err
+			}
+			what = fmt.Sprintf("%d events", n)
 		}
 		if !terminal {
-			return event.Fail(event.Usage, "add --yes to skip them without being asked", "slot advance asks before it skips %d events, and this is no terminal", n)
+			return event.Fail(event.Usage, "add --yes to skip them without being asked", "slot advance asks before it skips %s, and this is no terminal", what)
 		}
-		sure, err := confirm(ctx, cmd, fmt.Sprintf("advance slot %s from %s to %s and never publish these %d events?", name, slot.ConfirmedFlush, job.To, n))
+		sure, err := confirm(ctx, cmd, fmt.Sprintf("advance slot %s from %s to %s and never publish %s?", name, slot.ConfirmedFlush, job.To, what))
 		if err != nil {
 			return err
 		}
@@ -169,7 +181,11 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 	if err != nil {
 		return err
 	}
-	cmd.PrintErrf("slot %s advanced from %s to %s, %d events skipped\n", name, slot.ConfirmedFlush, done.Slot, done.Skipped)
+	what := fmt.Sprintf("%d events", done.Skipped)
+	if a.blind {
+		what = "whatever was between"
+	}
+	cmd.PrintErrf("slot %s advanced from %s to %s, %s skipped\n", name, slot.ConfirmedFlush, done.Slot, what)
 	if a.leave {
 		cmd.PrintErrln("the checkpoint is left as it was: start the relay with --accept-gap once")
 	}

@@ -127,7 +127,8 @@ func (s *shown) write(w io.Writer, now time.Time) error {
 	}{
 		{s.Temporary, "temporary"},
 		{s.TwoPhase, "two_phase"},
-		{s.Failover != nil && *s.Failover, "failover"}, {s.Synced != nil && *s.Synced, "synced from the primary"},
+		{s.Failover != nil && *s.Failover, "failover"},
+		{s.Synced != nil && *s.Synced, "synced from the primary"},
 	} {
 		if is.flag {
 			kind += ", " + is.text
