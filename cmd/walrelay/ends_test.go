@@ -383,7 +383,7 @@ func TestCheck(t *testing.T) {
 		{"postgres", "payload", "OK", "jsonb"},
 		{"postgres", "messages", "WARN", "any role"},
 		{"postgres", "slots", "OK", "1 of "},
-		{"postgres", "walsenders", "OK", "0 of "},
+		{"postgres", "walsenders", "OK", " of "},
 		{"postgres", "keep_size", "OK", "unlimited"},
 		{"nats", "rollup", "WARN", "rollup"},
 		{"nats", "duplicates", "WARN", "2h"},
