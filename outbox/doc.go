@@ -68,4 +68,5 @@
 //	mapper.go   rows to events             apply.go    running it, and what it found
 //	message.go  logical messages           inspect.go  an existing table against the contract
 //	subject.go  templates and filters      json.go     members of an object, unchanged
+//	sample.go   rows that are in the table, as events they would become
 package outbox

@@ -27,5 +27,6 @@
 // | checkpoint.go| the record beside the stream                               |
 // | stream.go    | creating and examining the stream                          |
 // | meter.go     | how long events take, for whoever counts                   |
+// | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
 package publisher

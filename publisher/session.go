@@ -54,6 +54,11 @@ type Session struct {
 	created time.Time
 	msgIDs  bool
 
+	// Of a session that only looks: the stream and the bucket may be missing.
+	looking bool
+	info    *jetstream.StreamInfo
+	written time.Time // when the checkpoint that was read was
+
 	// Of the goroutine that appends.
 	frames   *framer
 	out      []byte
@@ -102,42 +107,12 @@ type inFlight struct {
 // Resume implements relay.Sink: it reads what the stream holds, decides where
 // to go on, claims the stream with a checkpoint and starts to read acks.
 func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume, error) {
-	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
-	if err := s.readEnd(ctx, &f); err != nil {
-		return event.Resume{}, err
-	}
-	var err error
-	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
-		return event.Resume{}, err
-	}
-	if c := f.checkpoint; c != nil {
-		if err := s.awaitLeader(ctx, &f); err != nil {
-			return event.Resume{}, err
-		}
-		switch {
-		case f.lastSeq < max(c.Sequence, f.acked):
-			f.earlier, err = s.earlierCheckpoints(ctx)
-		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
-			// What lies further back was acked in turn, or nothing would have
-			// been sent after it.
-			inFlight := uint64(max(c.Window, s.o.Window))
-			f.tail, err = s.readTail(ctx, max(c.Sequence, f.lastSeq-min(f.lastSeq, inFlight))+1, f.lastSeq)
-		}
-		if err != nil {
-			return event.Resume{}, err
-		}
-	}
-	d, err := decide(f)
+	f, d, err := s.survey(ctx, origin)
 	if err != nil {
 		return event.Resume{}, err
 	}
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
-	}
-	if d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
-		if d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq); err != nil {
-			return event.Resume{}, err
-		}
 	}
 	if err := s.resolveTwin(ctx); err != nil {
 		return event.Resume{}, err
@@ -166,13 +141,53 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	return d.resume, nil
 }
 
+// survey reads what the stream holds and decides where to go on. It changes nothing.
+func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, decision, error) {
+	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
+	var err error
+	// The checkpoint first: under a relay that runs it would otherwise be ahead
+	// of the end, as if the stream had lost messages.
+	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
+		return f, decision{}, err
+	}
+	if err := s.readEnd(ctx, &f); err != nil {
+		return f, decision{}, err
+	}
+	if c := f.checkpoint; c != nil {
+		if err := s.awaitLeader(ctx, &f); err != nil {
+			return f, decision{}, err
+		}
+		switch {
+		case f.lastSeq < max(c.Sequence, f.acked):
+			f.earlier, err = s.earlierCheckpoints(ctx)
+		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
+			// What lies further back was acked in turn, or nothing would have
+			// been sent after it.
+			inFlight := uint64(max(c.Window, s.o.Window))
+			f.tail, err = s.readTail(ctx, max(c.Sequence, f.lastSeq-min(f.lastSeq, inFlight))+1, f.lastSeq)
+		}
+		if err != nil {
+			return f, decision{}, err
+		}
+	}
+	d, err := decide(f)
+	if err == nil && d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
+		d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq)
+	}
+	return f, d, err
+}
+
 // readEnd reads the end of the stream.
 func (s *Session) readEnd(ctx context.Context, f *findings) error {
 	st, err := s.js.Stream(ctx, s.o.Stream)
+	if s.looking && errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil // as if it had just been created
+	}
 	if err != nil {
 		return streamError(s.o.Stream, err)
 	}
 	info := st.CachedInfo()
+	s.info = info
 	f.created, f.lastSeq, f.last = info.Created, info.State.LastSeq, nil
 	if f.lastSeq > 0 {
 		f.last, err = s.readLast(ctx, f.lastSeq)

@@ -101,6 +101,7 @@ func TestExamplesParse(t *testing.T) {
 	visit = func(c *cobra.Command) {
 		for line := range strings.SplitSeq(c.Example, "\n") {
 			line, _, _ = strings.Cut(line, "|")
+			line, _, _ = strings.Cut(line, ">")
 			words := strings.Fields(line)
 			if len(words) == 0 || words[0] != "walrelay" {
 				continue
