@@ -40,7 +40,11 @@ func TestColumnsBecomeHeaders(t *testing.T) {
 	_, err = NewMapper(Mapping{Tables: []Table{{Name: "outbox", HeaderColumns: []HeaderColumn{
 		{Column: "a", Name: "Nats-Rollup"}, {Column: "b", Name: "x y"}, {Column: "c", Name: "content-type"}, {},
 	}}, {Name: "twice", HeaderColumns: []HeaderColumn{{Column: "d"}, {Column: "e", Name: "D"}}}}})
-	wantFailure(t, err, event.Usage, "would control the server", "cannot be a header's name", "content_type", "has no name", "two columns become the header D")
+	for _, want := range []string{"would control the server", "cannot be a header's name", "content_type", "has no name", "two columns become the header D"} {
+		if event.ClassOf(err) != event.Usage || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q in it", err, want)
+		}
+	}
 }
 
 func TestCloudEventHeaders(t *testing.T) {

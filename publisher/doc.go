@@ -26,4 +26,5 @@
 // | checkpoint.go| the record beside the stream                               |
 // | stream.go    | creating and examining the stream                          |
 // | deadletter.go| parking an event                                           |
+// | hold.go      | parking what follows in the same aggregate                 |
 package publisher

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/test/harness"
 )
 
 // told is a Meter that remembers.
@@ -194,7 +195,7 @@ func TestFailureReasons(t *testing.T) {
 
 // A real server: every event is told once, the marker of a parked one is not.
 func TestMeterOnAServer(t *testing.T) {
-	n := sharedServer(t)
+	n := harness.RunNATS(t, harness.NATSOptions{})
 	m := &told{}
 	o := optionsFor(n, "meter")
 	o.Meter = m

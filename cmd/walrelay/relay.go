@@ -31,9 +31,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := outbox.NewMapper(outbox.Mapping{
-		Tables: outboxes, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
-	})
+	mapper, err := newMapper(cfg, outboxes)
 	if err != nil {
 		return err
 	}
@@ -53,7 +51,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		URL: cfg.NATS.URL.Reveal(), Connect: connect,
 		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
 		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
-		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
+		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
 		Bucket: cfg.Stream.CheckpointBucket,
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
 		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
