@@ -196,6 +196,7 @@ func TestAggregateIsHeldAcrossKills(t *testing.T) {
 		must(t, r.relay.Kill())
 	}
 	r.relay.MustStart(t)
+	r.relay.MustAwait(t, quick, "streaming")
 	ms := r.messages(total)
 	seen := map[string]int{}
 	for _, m := range ms {
@@ -268,7 +269,7 @@ func TestPermanentFaultIsNoPoison(t *testing.T) {
 			t.Parallel()
 			const limit, events = 5, 30
 			r := newRig(t, rigOptions{
-				nats: c.nats, args: append([]string{"--on-poison", c.policy, "--max-parked-in-row", fmt.Sprint(limit), "--backoff-min", "10ms"}, c.args...),
+				nats: c.nats, args: append([]string{"--on-poison", c.policy, "--max-parked-in-row", fmt.Sprint(limit), "--backoff-min", "10ms", "--backoff-max", "50ms"}, c.args...),
 				natsURL: func(n *harness.NATS) string {
 					if c.nats.User == "" {
 						return n.URL()
