@@ -228,8 +228,15 @@ func TestTypesAndHeaderColumns(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]string{
-		{"--type-subject", "paid"}, {"--type-subject", "*/*=a"}, {"--type-subject", "/x=a"}, {"--type-subject", "x="}, {"--type-subject", "x=a b"},
-		{"--header-column", ":x"}, {"--header-column", "a:"}, {"--header-column", "a:b:c"}, {"--cloudevents-source", "/x"},
+		{"--type-subject", "paid"},
+		{"--type-subject", "*/*=a"},
+		{"--type-subject", "/x=a"},
+		{"--type-subject", "x="},
+		{"--type-subject", "x=a b"},
+		{"--header-column", ":x"},
+		{"--header-column", "a:"},
+		{"--header-column", "a:b:c"},
+		{"--cloudevents-source", "/x"},
 	} {
 		if _, err := load(t, "", nil, bad...); err == nil {
 			t.Errorf("%q is accepted", bad)

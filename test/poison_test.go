@@ -245,21 +245,29 @@ func TestPermanentFaultIsNoPoison(t *testing.T) {
 		mend   func(r *rig)
 	}{
 		{
-			"subjects that the stream does not bind", "park", harness.NATSOptions{}, []string{"--subject", "elsewhere.{event_type}"}, "does not bind",
+			"subjects that the stream does not bind", "park",
+			harness.NATSOptions{},
+			[]string{"--subject", "elsewhere.{event_type}"},
+			"does not bind",
 			func(r *rig) { r.relay.Args = with(r.relay.Args, "--subject", "outbox.{aggregate_type}.{event_type}") },
 		},
 		{
-			"the same, with aggregates held", "park-aggregate", harness.NATSOptions{}, []string{"--subject", "elsewhere.{event_type}"}, "does not bind",
+			"the same, with aggregates held", "park-aggregate",
+			harness.NATSOptions{},
+			[]string{"--subject", "elsewhere.{event_type}"},
+			"does not bind",
 			func(r *rig) { r.relay.Args = with(r.relay.Args, "--subject", "outbox.{aggregate_type}.{event_type}") },
 		},
 		{
-			"a user that may not publish", "park", harness.NATSOptions{
+			"a user that may not publish", "park",
+			harness.NATSOptions{
 				User: "relay", Password: "x",
 				Config: `authorization { users = [
 					{ user: relay, password: x, permissions: { publish: { allow: ">", deny: "outbox.>" } } }
 					{ user: other, password: x }
 				] }`,
-			}, nil, "not_authorized",
+			},
+			nil, "not_authorized",
 			func(r *rig) {
 				r.relay.Args = with(r.relay.Args, "--nats-url", strings.Replace(r.nats.URL(), "://", "://other:x@", 1))
 			},
