@@ -29,4 +29,5 @@
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
+// | hold.go      | parking what follows in the same aggregate                 |
 package publisher

@@ -33,6 +33,7 @@ type Options struct {
 	Replicas    int      // of what is created; 1 by default
 	DeadLetters string   // stream of parked events; <Stream>_DLQ by default
 	Park        bool     // poison events are parked, so the dead-letter stream is needed
+	Hold        bool     // what follows in the aggregate of a parked event is parked, too
 	Bucket      string   // KV bucket of the checkpoint; "walrelay" by default
 
 	Window      int           // events in flight at most; 2048 by default
@@ -140,7 +141,7 @@ func New(o Options) (*Publisher, error) {
 // markerSubject is where the marker of a parked event goes. It is bound to the stream.
 func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream }
 
-// deadLetterPrefix is followed by the position of the parked event.
+// deadLetterPrefix is followed by the key of the aggregate and the position of the parked event.
 func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
 
 // Open connects, examines the stream and creates it if it may. fail is called

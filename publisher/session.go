@@ -65,6 +65,7 @@ type Session struct {
 	lastSeq  uint64 // of the stream when the session began
 	appended uint64 // events appended since
 	skip     uint64
+	hold     hold
 	bytes    uint64 // appended bytes
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
@@ -115,6 +116,9 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
 	if err := s.resolveTwin(ctx); err != nil {
+		return event.Resume{}, err
+	}
+	if err := s.loadHeld(ctx); err != nil {
 		return event.Resume{}, err
 	}
 	if r := claim(f, d, s.o.Window); d.resume.Skip > 0 && d.from == f.checkpoint {
@@ -339,6 +343,12 @@ func (s *Session) Append(ev *event.Event) error {
 	header := s.frames.encode(ev, seq)
 	if p := s.unfit(ev, len(header)); p != nil {
 		s.unfitAt = ev.Position
+		return p
+	}
+	switch p, err := s.heldBack(ev); {
+	case err != nil:
+		return s.check(err)
+	case p != nil:
 		return p
 	}
 	s.append(ev, header, seq)

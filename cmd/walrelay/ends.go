@@ -50,18 +50,12 @@ func newEnds(cfg *config.Config) (*ends, error) {
 	return e, err
 }
 
-func newMapper(cfg *config.Config, outboxes []outbox.Table) (*outbox.Mapper, error) {
-	return outbox.NewMapper(outbox.Mapping{
-		Tables: outboxes, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
-	})
-}
-
 func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.Option) publisher.Options {
 	return publisher.Options{
 		URL: cfg.NATS.URL.Reveal(), Connect: connect,
 		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
 		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
-		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
+		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
 		Bucket: cfg.Stream.CheckpointBucket,
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
 		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,

@@ -157,7 +157,7 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{`run --table "a-b`, "double quote"},
 		{"run --table a-b", "invalid table"},
 		{"run --subject {nothing}", "nothing"},
-		{"init --table none --messages", `CREATE PUBLICATION "walrelay"`},
+		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
 		{"run --config /nonexistent/walrelay.yaml", "/nonexistent/walrelay.yaml"},
 	} {
