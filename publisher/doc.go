@@ -24,6 +24,8 @@
 // | ack.go       | replies and error codes                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
+// | shared.go    | what is decided otherwise on a stream with other writers    |
+// | sharing.go   | and what is read there                                     |
 // | stream.go    | creating and examining the stream                          |
 // | meter.go     | how long events take, for whoever counts                   |
 // | deadletter.go| parking an event                                           |

@@ -15,6 +15,10 @@ import (
 // apiTimeout bounds one request to the JetStream API.
 const apiTimeout = 3 * time.Second
 
+// sharedDedup is the dedup window that a shared stream should have, the
+// server's default.
+const sharedDedup = 2 * time.Minute
+
 // openStream finds or creates the stream and the dead-letter stream, and
 // refuses settings that would break a promise.
 func (s *Session) openStream(ctx context.Context) error {
@@ -28,7 +32,7 @@ func (s *Session) openStream(ctx context.Context) error {
 		}
 		st, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name:        s.o.Stream,
-			Description: "outbox events, written by walrelay alone",
+			Description: description(s.o.Shared),
 			Subjects:    s.subjects(),
 			Storage:     jetstream.FileStorage,
 			Retention:   jetstream.LimitsPolicy,
@@ -92,6 +96,13 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 	return nil
 }
 
+func description(shared bool) string {
+	if shared {
+		return "outbox events, written by walrelay, and others"
+	}
+	return "outbox events, written by walrelay alone"
+}
+
 // subjects are those that the stream has to bind.
 func (s *Session) subjects() []string {
 	return append(append([]string{}, s.o.Subjects...), s.o.markerSubject())
@@ -109,11 +120,11 @@ func (s *Session) examine(info *jetstream.StreamInfo) error {
 	refuse(c.NoAck, "has no_ack set: nothing could be confirmed", "nats stream edit "+c.Name+" --ack")
 	refuse(c.Sealed, "is sealed: it takes no messages", "use another stream")
 	refuse(c.Mirror != nil, "is a mirror: it takes no messages", "publish to the stream that it mirrors")
-	refuse(len(c.Sources) > 0, "has sources: walrelay must be its only writer", "let another stream source both")
+	refuse(len(c.Sources) > 0 && !s.o.Shared, "has sources: walrelay must be its only writer", "let another stream source both, or share it with --shared-stream")
 	refuse(c.Storage == jetstream.MemoryStorage, "keeps its messages in memory: a restart would lose them", "use a stream with file storage")
 	refuse(c.PersistMode == jetstream.AsyncPersistMode, "has persist_mode async: acked messages could be lost", "use the default persist mode")
-	refuse(c.AllowMsgSchedules, "allows message schedules: the server would write to it, too", "use a stream without schedules")
-	refuse(c.SubjectDeleteMarkerTTL > 0, "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
+	refuse(c.AllowMsgSchedules && !s.o.Shared, "allows message schedules: the server would write to it, too", "use a stream without schedules")
+	refuse(c.SubjectDeleteMarkerTTL > 0 && !s.o.Shared, "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
 	if s.o.Park {
 		refuse(!bound(c.Subjects, s.o.markerSubject()),
 			fmt.Sprintf("does not bind %s, the place of parked events", s.o.markerSubject()),
@@ -129,9 +140,12 @@ func (s *Session) examine(info *jetstream.StreamInfo) error {
 	for _, f := range s.o.Subjects {
 		s.warn(!covered(c.Subjects, f), "stream does not bind all subjects of the mapping, such events are poison", "subject", f)
 	}
+	s.warn(s.o.Shared && c.Duplicates < sharedDedup,
+		"stream is shared and has a short dedup window: an event that is published again later than that is stored twice", "duplicate_window", c.Duplicates)
 	// On a clustered server before 2.12 a refused message can leave its id
 	// behind, and the retry is then taken for a duplicate.
-	s.msgIDs = c.Replicas < 2 || s.atLeast(2, 12)
+	// Without a chain nothing but the id keeps a message from being stored twice.
+	s.msgIDs = s.o.Shared || c.Replicas < 2 || s.atLeast(2, 12)
 	s.warn(!s.msgIDs, "no Nats-Msg-Id on a replicated stream before nats-server 2.12", "server", s.nc.ConnectedServerVersion())
 	return nil
 }

@@ -52,7 +52,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	pub, err = publisher.New(publisher.Options{
 		URL: cfg.NATS.URL.Reveal(), Connect: connect,
 		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
-		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
+		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas, Shared: cfg.Stream.Shared,
 		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
 		Bucket: cfg.Stream.CheckpointBucket,
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
