@@ -7,6 +7,9 @@
 // are. On any surprise the session fails as a whole; nothing is retried alone.
 // A new session asks the stream what it holds (reconcile.go) and goes on there.
 //
+// On a stream with other writers (Options.Shared) there is no chain: one message
+// is in flight at a time, and its id keeps it from being stored twice.
+//
 // The caller's obligations, in order:
 //
 //  1. Open a session, then call Resume once, after the replication slot is owned.

@@ -134,15 +134,16 @@ func (s *Session) sharedReply(n uint64, header, payload []byte) *surprise {
 }
 
 // isOriginal reports whether the message with that sequence is the event at pos.
-// One that is gone from the stream is taken for it if it was stored since the
-// session's beginning is known: what lies further back are earlier events.
+// One that is gone from the stream is taken for it if an earlier session can
+// have stored it: behind the event that this session resumed after, and before
+// it began. Else parking an event that is stored is better than losing one.
 func (s *Session) isOriginal(sequence uint64, pos event.Position) (bool, error) {
 	m, err := s.fetch(s.life, s.o.Stream, bySequence{sequence})
 	if err != nil {
 		return false, err
 	}
 	if m == nil {
-		return sequence > s.behind, nil
+		return sequence > s.behind && sequence <= s.lastSeq, nil
 	}
 	own := s.messageOf(m)
 	return own.ours && own.position == pos, nil
