@@ -174,7 +174,10 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 		s.p.acked = 0
 		s.stored.Store(d.base)
 		if !d.resume.After.IsZero() {
-			s.p.acked, s.behind = d.base, d.base
+			s.p.acked = d.base
+		}
+		if !d.resume.AcceptGap { // with a gap, events may be published again from anywhere
+			s.behind = d.base
 		}
 	}
 	s.p.again += d.again

@@ -44,33 +44,55 @@ func TestDecideShared(t *testing.T) {
 		base   uint64
 		proof  *event.Checkpoint
 	}{
-		{name: "events of ours after the checkpoint", change: func(*findings) {},
-			after: at(2, 0x4000), id: "own", base: 105, proof: proof},
-		{name: "only messages of others after the checkpoint", change: func(f *findings) { f.own = nil },
-			after: at(2, 0x3000), id: "known", base: 100, proof: proof},
-		{name: "nothing after the checkpoint", change: func(f *findings) { f.own, f.lastSeq = nil, 100 },
-			after: at(2, 0x3000), id: "known", base: 100, proof: proof},
-		{name: "an old event that a stopped relay published late", change: func(f *findings) { f.own.position = at(2, 0x2F00) },
-			after: at(2, 0x3000), id: "known", base: 100, proof: proof},
-		{name: "messages gone: nothing is counted off", change: func(f *findings) { f.own, f.known, f.gone = nil, nil, true },
-			after: at(2, 0x3000), base: 100, proof: proof, text: "Nats-Msg-Id alone"},
-		{name: "the checkpoint's place is that of an earlier event", change: func(f *findings) { f.own, f.known.position = nil, at(2, 0x2F00) },
-			after: at(2, 0x3000), base: 100, proof: proof},
+		{
+			name: "events of ours after the checkpoint", change: func(*findings) {},
+			after: at(2, 0x4000), id: "own", base: 105, proof: proof,
+		},
+		{
+			name: "only messages of others after the checkpoint", change: func(f *findings) { f.own = nil },
+			after: at(2, 0x3000), id: "known", base: 100, proof: proof,
+		},
+		{
+			name: "nothing after the checkpoint", change: func(f *findings) { f.own, f.lastSeq = nil, 100 },
+			after: at(2, 0x3000), id: "known", base: 100, proof: proof,
+		},
+		{
+			name: "an old event that a stopped relay published late", change: func(f *findings) { f.own.position = at(2, 0x2F00) },
+			after: at(2, 0x3000), id: "known", base: 100, proof: proof,
+		},
+		{
+			name: "messages gone: nothing is counted off", change: func(f *findings) { f.own, f.known, f.gone = nil, nil, true },
+			after: at(2, 0x3000), base: 100, proof: proof, text: "Nats-Msg-Id alone",
+		},
+		{
+			name: "the checkpoint's place is that of an earlier event", change: func(f *findings) { f.own, f.known.position = nil, at(2, 0x2F00) },
+			after: at(2, 0x3000), base: 100, proof: proof,
+		},
 		{name: "the newest event was acked to this process, not in the checkpoint", change: func(f *findings) {
 			f.acked, f.known = 105, &f.own.lastMessage
 		}, after: at(2, 0x4000), id: "own", base: 105, proof: proof},
-		{name: "tables changed", change: func(f *findings) { f.origin.Fingerprint = "more tables" },
-			after: at(2, 0x4000), base: 105},
+		{
+			name: "tables changed", change: func(f *findings) { f.origin.Fingerprint = "more tables" },
+			after: at(2, 0x4000), base: 105,
+		},
 
 		{name: "fresh stream", change: func(f *findings) { f.checkpoint, f.own, f.known, f.lastSeq = nil, nil, nil, 0 }},
-		{name: "no trace of ours among others' messages: needs no --adopt-stream", change: func(f *findings) { f.checkpoint, f.own, f.known = nil, nil, nil },
-			base: 200, text: "holds no event of this slot"},
-		{name: "lost bucket, an event of ours is left", change: func(f *findings) { f.checkpoint, f.known = nil, nil },
-			after: at(2, 0x4000), base: 105, text: "has no checkpoint, resuming"},
-		{name: "lost bucket, the event is of another history", change: func(f *findings) { f.checkpoint, f.known, f.own.position = nil, nil, at(2, 0xA000) },
-			base: 200, text: "holds no event of this slot"},
-		{name: "stream and bucket lost, as this process knows", change: func(f *findings) { f.acked, f.checkpoint, f.own, f.known, f.lastSeq = 110, nil, nil, nil, 0 },
-			class: event.Lost, text: "lost acked messages and its checkpoint"},
+		{
+			name: "no trace of ours among others' messages: needs no --adopt-stream", change: func(f *findings) { f.checkpoint, f.own, f.known = nil, nil, nil },
+			base: 200, text: "holds no event of this slot",
+		},
+		{
+			name: "lost bucket, an event of ours is left", change: func(f *findings) { f.checkpoint, f.known = nil, nil },
+			after: at(2, 0x4000), base: 105, text: "has no checkpoint, resuming",
+		},
+		{
+			name: "lost bucket, the event is of another history", change: func(f *findings) { f.checkpoint, f.known, f.own.position = nil, nil, at(2, 0xA000) },
+			base: 200, text: "holds no event of this slot",
+		},
+		{
+			name: "stream and bucket lost, as this process knows", change: func(f *findings) { f.acked, f.checkpoint, f.own, f.known, f.lastSeq = 110, nil, nil, nil, 0 },
+			class: event.Lost, text: "lost acked messages and its checkpoint",
+		},
 		{name: "claimed, nothing published, others' messages lost", change: func(f *findings) {
 			f.checkpoint.Position, f.checkpoint.XID, f.own, f.known, f.lastSeq = event.Position{}, 0, nil, nil, 50
 		}, base: 50},
@@ -78,36 +100,54 @@ func TestDecideShared(t *testing.T) {
 		{name: "other format", change: func(f *findings) { f.checkpoint.Version = 2 }, class: event.Precondition, text: "format version 2"},
 		{name: "other owner", change: func(f *findings) { f.origin.Slot = "other" }, class: event.Precondition, text: "belongs to"},
 		{name: "other owner, adopted", change: func(f *findings) { f.origin.Slot, f.adopt = "other", true }, base: 200, text: "adopting"},
-		{name: "new system id, nothing of ours after the checkpoint", change: func(f *findings) { f.origin.SystemID, f.own = "new", nil },
-			base: 200, text: "new system identifier"},
-		{name: "new system id, events of ours after the checkpoint", change: func(f *findings) { f.origin.SystemID = "new" },
-			class: event.Lost, text: "messages after the last checkpoint"},
+		{
+			name: "new system id, nothing of ours after the checkpoint", change: func(f *findings) { f.origin.SystemID, f.own = "new", nil },
+			base: 200, text: "new system identifier",
+		},
+		{
+			name: "new system id, events of ours after the checkpoint", change: func(f *findings) { f.origin.SystemID = "new" },
+			class: event.Lost, text: "messages after the last checkpoint",
+		},
 		{name: "another server, accepted", change: func(f *findings) { f.origin.Diverged = true }, base: 200, text: "not the one"},
 		{name: "the server went back in time", change: func(f *findings) { f.origin.WALEnd = 0x3800 }, class: event.Lost, text: "WAL of the server ends"},
 		{name: "confirmed past the checkpoint", change: func(f *findings) { f.origin.ConfirmedFlush = 0x3011 }, class: event.Lost, text: "past the checkpoint"},
-		{name: "the same, accepted", change: func(f *findings) { f.origin.ConfirmedFlush, f.acceptGap = 0x3011, true },
-			after: at(2, 0x4000), id: "own", base: 105},
+		{
+			name: "the same, accepted", change: func(f *findings) { f.origin.ConfirmedFlush, f.acceptGap = 0x3011, true },
+			after: at(2, 0x4000), id: "own", base: 105,
+		},
 
-		{name: "last sequence below the checkpoint: heals", change: func(f *findings) { earlier(f); f.lastSeq, f.own, f.known = 90, nil, nil },
-			after: at(2, 0x2800), base: 80, proof: earlierProof, text: "publishing them again"},
+		{
+			name: "last sequence below the checkpoint: heals", change: func(f *findings) { earlier(f); f.lastSeq, f.own, f.known = 90, nil, nil },
+			after: at(2, 0x2800), base: 80, proof: earlierProof, text: "publishing them again",
+		},
 		{name: "the same, an event of ours after the earlier checkpoint is left", change: func(f *findings) {
 			earlier(f)
 			f.lastSeq, f.own, f.known = 90, &tailMessage{lastMessage{ours: true, position: at(2, 0x2900)}, 85}, nil
 		}, after: at(2, 0x2900), base: 85, proof: earlierProof, text: "publishing them again"},
-		{name: "lost, and others have filled its place", change: func(f *findings) { earlier(f); f.own, f.known = nil, &lastMessage{} },
-			after: at(2, 0x2800), base: 80, proof: earlierProof, text: "publishing them again"},
+		{
+			name: "lost, and others have filled its place", change: func(f *findings) { earlier(f); f.own, f.known = nil, &lastMessage{} },
+			after: at(2, 0x2800), base: 80, proof: earlierProof, text: "publishing them again",
+		},
 		{name: "lost, and Postgres has dropped the WAL", change: func(f *findings) {
 			earlier(f)
 			f.own, f.known, f.origin.ConfirmedFlush = nil, &lastMessage{}, 0x2F00
 		}, class: event.Lost, text: "sequence 100 is not the event any more"},
-		{name: "lost, no earlier checkpoint", change: func(f *findings) { f.own, f.known = nil, &lastMessage{} },
-			class: event.Lost, text: "events from the first one"},
-		{name: "the same, accepted", change: func(f *findings) { f.own, f.known, f.acceptGap = nil, &lastMessage{}, true },
-			base: 200, text: "after a gap"},
-		{name: "lost what only this process knows of", change: func(f *findings) { f.acked, f.lastSeq, f.own, f.known = 210, 205, nil, nil },
-			class: event.Lost, text: "sequence 210"},
-		{name: "made anew", change: func(f *findings) { f.created, f.own, f.known = madeAt.Add(time.Hour), nil, nil },
-			class: event.Lost, text: "created anew"},
+		{
+			name: "lost, no earlier checkpoint", change: func(f *findings) { f.own, f.known = nil, &lastMessage{} },
+			class: event.Lost, text: "events from the first one",
+		},
+		{
+			name: "the same, accepted", change: func(f *findings) { f.own, f.known, f.acceptGap = nil, &lastMessage{}, true },
+			base: 200, text: "after a gap",
+		},
+		{
+			name: "lost what only this process knows of", change: func(f *findings) { f.acked, f.lastSeq, f.own, f.known = 210, 205, nil, nil },
+			class: event.Lost, text: "sequence 210",
+		},
+		{
+			name: "made anew", change: func(f *findings) { f.created, f.own, f.known = madeAt.Add(time.Hour), nil, nil },
+			class: event.Lost, text: "created anew",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := shared()
@@ -291,6 +331,11 @@ func TestSharedStreamIsResumedAmongOthersMessages(t *testing.T) {
 	if err := r.publish(t.Context(), events); err != nil {
 		t.Fatal(err)
 	}
+	r.Close()
+	others(t, n, o.Stream+".order", 1100) // on the events' subjects
+	if r = begin(t, newPublisher(t, o)); r.resume.After != events[59].Position {
+		t.Fatalf("resumes after %s", r.resume.After)
+	}
 	got := ours(stored(t, n, o.Stream))
 	same(t, got, events)
 	for _, m := range got {
@@ -338,7 +383,7 @@ func TestSharedStreamWithAnotherWritersID(t *testing.T) {
 		late, purge bool // after the session began; gone from the stream
 	}{
 		{name: "there"},
-		{name: "gone", purge: true}, // known by its sequence, which is before the checkpoint's
+		{name: "gone", purge: true}, // known by its sequence, up to which nothing is ours
 		{name: "late", late: true},
 		{name: "late-gone", late: true, purge: true},
 	} {
