@@ -25,6 +25,7 @@
 // | wire.go      | one NATS client connection, by hand                        |
 // | frame.go     | an event as HPUB bytes                                     |
 // | ack.go       | replies and error codes                                    |
+// | gather.go    | many acks with one read                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
 // | shared.go    | what is decided otherwise on a stream with other writers    |

@@ -63,7 +63,8 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 	}
 	conf := cfg.session()
 	conf.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		s.buf = bufio.NewReaderSize(r, readBuffer)
+		s.gather = &gather{r: r, interrupted: &s.interrupted}
+		s.buf = bufio.NewReaderSize(s.gather, readBuffer)
 		return pgproto3.NewFrontend(s.buf, w)
 	}
 	pg, err := pgconn.ConnectConfig(ctx, conf)
@@ -78,6 +79,7 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 		return nil, err
 	}
 	watchPeer(s.conn)
+	s.gather.conn, s.gather.committed = s.conn, &s.decoder.time
 	return s, nil
 }
 
