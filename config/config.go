@@ -104,6 +104,7 @@ const (
 type Stream struct {
 	Name             string
 	Create           bool // create what is missing
+	Shared           bool // it has other writers
 	Replicas         int
 	DeadLetters      string // stream of the parked events
 	CheckpointBucket string // KV bucket

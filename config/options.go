@@ -185,6 +185,10 @@ var options = []*option{
 		set: boolean(func(c *Config) *bool { return &c.Stream.Create }),
 	},
 	{
+		name: "shared-stream", path: "stream.shared", group: Streams, def: "false", help: "the stream has other writers: slower, and nothing twice only within its dedup window",
+		set: boolean(func(c *Config) *bool { return &c.Stream.Shared }),
+	},
+	{
 		name: "stream-replicas", path: "stream.replicas", group: Streams, arg: "n", def: "1", help: "replicas of a stream that is created",
 		set: number(func(c *Config) *int { return &c.Stream.Replicas }, 1, 5),
 	},

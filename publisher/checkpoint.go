@@ -152,6 +152,9 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	}
 	r := s.current
 	r.Sequence = s.base + c.Events
+	if s.o.Shared {
+		r.Sequence = max(s.current.Sequence, s.places.upTo(c.Events))
+	}
 	r.Confirm = max(r.Confirm, c.Confirm)
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime

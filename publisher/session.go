@@ -53,6 +53,17 @@ type Session struct {
 	config  jetstream.StreamConfig
 	created time.Time
 	msgIDs  bool
+	first   uint64 // sequence that was in the stream when the end was read
+	deleted int    // messages that were gone from between then
+
+	// life ends with the session's failure or its end.
+	life context.Context
+	end  context.CancelFunc
+
+	// Of a shared stream.
+	stored atomic.Uint64 // sequence of the last acked event
+	places places
+	behind uint64 // events that are still to come were not stored up to here
 
 	// Of a session that only looks: the stream and the bucket may be missing.
 	looking bool
@@ -131,6 +142,16 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	s.o.Adopt, s.o.AcceptGap = false, false
 
 	s.p.acked = f.lastSeq
+	if s.o.Shared {
+		s.p.acked = 0
+		s.stored.Store(d.base)
+		if !d.resume.After.IsZero() {
+			s.p.acked = d.base
+		}
+		if !d.resume.AcceptGap { // with a gap, events may be published again from anywhere
+			s.behind = d.base
+		}
+	}
 	s.p.again += d.again
 	s.again = s.p.again
 	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
@@ -156,6 +177,13 @@ func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, de
 	}
 	if err := s.readEnd(ctx, &f); err != nil {
 		return f, decision{}, err
+	}
+	if s.o.Shared {
+		if err := s.readShared(ctx, &f); err != nil {
+			return f, decision{}, err
+		}
+		d, err := decideShared(f)
+		return f, d, err
 	}
 	if c := f.checkpoint; c != nil {
 		if err := s.awaitLeader(ctx, &f); err != nil {
@@ -193,6 +221,7 @@ func (s *Session) readEnd(ctx context.Context, f *findings) error {
 	info := st.CachedInfo()
 	s.info = info
 	f.created, f.lastSeq, f.last = info.Created, info.State.LastSeq, nil
+	s.first, s.deleted = info.State.FirstSeq, info.State.NumDeleted
 	if f.lastSeq > 0 {
 		f.last, err = s.readLast(ctx, f.lastSeq)
 	}
@@ -230,7 +259,7 @@ func (s *Session) readLast(ctx context.Context, seq uint64) (*lastMessage, error
 	if m == nil {
 		return nil, nil
 	}
-	last := messageOf(m)
+	last := s.messageOf(m)
 	return &last, nil
 }
 
@@ -250,7 +279,7 @@ func (s *Session) readTail(ctx context.Context, first, last uint64) ([]tailMessa
 					return
 				}
 				if m != nil {
-					last := messageOf(m)
+					last := s.messageOf(m)
 					found[i] = &last
 				}
 			}
@@ -293,9 +322,9 @@ func (s *Session) storedSince(ctx context.Context, lsn event.LSN, last uint64) (
 	return found, nil
 }
 
-func messageOf(m *storedMessage) lastMessage {
+func (s *Session) messageOf(m *storedMessage) lastMessage {
 	h, err := nats.DecodeHeadersMsg(m.Header)
-	if err != nil {
+	if err != nil || s.foreignHeaders(h) {
 		return lastMessage{}
 	}
 	pos, err := event.ParsePosition(h.Get(event.HeaderPos))
@@ -322,7 +351,7 @@ func (s *Session) resolveTwin(ctx context.Context) error {
 	}
 	s.p.twin = nil
 	if m != nil {
-		if twin := messageOf(m); twin.ours && twin.position == t.position {
+		if twin := s.messageOf(m); twin.ours && twin.position == t.position {
 			return nil
 		}
 	}
@@ -524,7 +553,13 @@ func (s *Session) read() {
 		if !ok {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
 		}
-		sup := parseReply(seq, header, payload)
+		var sup *surprise
+		switch {
+		case !s.o.Shared:
+			sup = parseReply(seq, header, payload)
+		case seq == first+acked:
+			sup = s.sharedReply(seq, header, payload)
+		}
 		if sup == nil && seq != first+acked {
 			sup = &surprise{seq: seq, err: fmt.Errorf("acked out of turn, expected sequence %d", first+acked)}
 		}
@@ -533,7 +568,9 @@ func (s *Session) read() {
 			return sup
 		}
 		acked++
-		usual.learn(seq, subject, header, payload)
+		if !s.o.Shared { // where sequences do not go up by one
+			usual.learn(seq, subject, header, payload)
+		}
 		return nil
 	}
 	s.w.gather.pending = func() uint64 { return s.sent.Load() - acked }
@@ -580,6 +617,9 @@ func (s *Session) failWith(err error) {
 	s.failOnce.Do(func() {
 		s.err = classify(s.o.Stream, err)
 		close(s.failed)
+		if s.end != nil {
+			s.end()
+		}
 		_ = s.w.close()
 		if !s.closing.Load() {
 			if s.flight != nil {
@@ -614,6 +654,9 @@ func (s *Session) Tick() {
 // session has to know about the failure.
 func (s *Session) Close() error {
 	s.closing.Store(true)
+	if s.end != nil {
+		s.end()
+	}
 	if s.w != nil {
 		_ = s.w.close()
 	}
@@ -622,7 +665,12 @@ func (s *Session) Close() error {
 	s.nc.Close()
 	if s.window != nil {
 		acked := s.acked.Load()
-		s.p.acked = s.lastSeq + acked
+		switch {
+		case !s.o.Shared:
+			s.p.acked = s.lastSeq + acked
+		case acked > 0:
+			s.p.acked = s.stored.Load()
+		}
 		s.p.again = s.again - min(s.again, acked)
 	}
 	select {

@@ -16,6 +16,10 @@ import (
 // apiTimeout bounds one request to the JetStream API.
 const apiTimeout = 3 * time.Second
 
+// sharedDedup is the dedup window that a shared stream should have, the
+// server's default.
+const sharedDedup = 2 * time.Minute
+
 // openStream finds or creates the stream and the dead-letter stream, and
 // refuses settings that would break a promise.
 func (s *Session) openStream(ctx context.Context) error {
@@ -29,7 +33,7 @@ func (s *Session) openStream(ctx context.Context) error {
 		}
 		st, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name:        s.o.Stream,
-			Description: "outbox events, written by walrelay alone",
+			Description: description(s.o.Shared),
 			Subjects:    s.subjects(),
 			Storage:     jetstream.FileStorage,
 			Retention:   jetstream.LimitsPolicy,
@@ -93,6 +97,13 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 	return nil
 }
 
+func description(shared bool) string {
+	if shared {
+		return "outbox events, written by walrelay, and others"
+	}
+	return "outbox events, written by walrelay alone"
+}
+
 // subjects are those that the stream has to bind.
 func (s *Session) subjects() []string {
 	return append(append([]string{}, s.o.Subjects...), s.o.markerSubject())
@@ -114,8 +125,9 @@ func (s *Session) examine(info *jetstream.StreamInfo) error {
 		return err
 	}
 	// On a clustered server before 2.12 a refused message can leave its id
-	// behind, and the retry is then taken for a duplicate.
-	s.msgIDs = info.Config.Replicas < 2 || s.atLeast(2, 12)
+	// behind, and the retry is then taken for a duplicate. Without a chain
+	// nothing but the id keeps a message from being stored twice.
+	s.msgIDs = s.o.Shared || info.Config.Replicas < 2 || s.atLeast(2, 12)
 	s.warn(!s.msgIDs, "no Nats-Msg-Id on a replicated stream before nats-server 2.12", "server", s.nc.ConnectedServerVersion())
 	return nil
 }
@@ -131,11 +143,11 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 	add(event.FAIL, c.NoAck, "no_ack", "has no_ack set: nothing could be confirmed", "nats stream edit "+c.Name+" --ack")
 	add(event.FAIL, c.Sealed, "sealed", "is sealed: it takes no messages", "use another stream")
 	add(event.FAIL, c.Mirror != nil, "mirror", "is a mirror: it takes no messages", "publish to the stream that it mirrors")
-	add(event.FAIL, len(c.Sources) > 0, "sources", "has sources: walrelay must be its only writer", "let another stream source both")
+	add(event.FAIL, len(c.Sources) > 0 && !o.Shared, "sources", "has sources: walrelay must be its only writer", "let another stream source both, or share it with --shared-stream")
 	add(event.FAIL, c.Storage == jetstream.MemoryStorage, "storage", "keeps its messages in memory: a restart would lose them", "use a stream with file storage")
 	add(event.FAIL, c.PersistMode == jetstream.AsyncPersistMode, "persist_mode", "has persist_mode async: acked messages could be lost", "use the default persist mode")
-	add(event.FAIL, c.AllowMsgSchedules, "schedules", "allows message schedules: the server would write to it, too", "use a stream without schedules")
-	add(event.FAIL, c.SubjectDeleteMarkerTTL > 0, "delete_markers", "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
+	add(event.FAIL, c.AllowMsgSchedules && !o.Shared, "schedules", "allows message schedules: the server would write to it, too", "use a stream without schedules")
+	add(event.FAIL, c.SubjectDeleteMarkerTTL > 0 && !o.Shared, "delete_markers", "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
 	add(event.FAIL, o.Park && !bound(c.Subjects, o.markerSubject()), "marker",
 		fmt.Sprintf("does not bind %s, the place of parked events", o.markerSubject()),
 		fmt.Sprintf("nats stream edit %s --subjects '%s,%s', or run with --on-poison halt", c.Name, strings.Join(c.Subjects, ","), o.markerSubject()))
@@ -143,6 +155,9 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 	add(event.WARN, c.AllowRollup, "rollup", "allows rollup headers: another client could purge it", "use a stream without --allow-rollup")
 	add(event.WARN, c.Retention == jetstream.InterestPolicy, "retention", "has interest retention: a message without a consumer is acked and not kept", "make the consumers before the relay starts, or use limits retention")
 	add(event.WARN, c.Discard == jetstream.DiscardOld && c.MaxBytes > 0, "discard", "discards old messages at max_bytes, whether or not they were consumed", "nats stream edit "+c.Name+" --discard new, which makes the relay wait instead")
+	add(event.WARN, o.Shared && c.Duplicates < sharedDedup, "shared",
+		fmt.Sprintf("is shared and has a dedup window of only %s: an event that is published again later than that is stored twice", c.Duplicates),
+		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
 	for _, f := range o.Subjects {
 		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f),
 			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ",")))

@@ -8,7 +8,7 @@ import (
 )
 
 // checkpoint records the first n events as settled.
-func (r *run) checkpointAt(t *testing.T, n int) {
+func (r *run) checkpointOf(t *testing.T, n int) {
 	t.Helper()
 	ev := numbered("x", n)
 	err := r.Checkpoint(t.Context(), event.Checkpoint{
@@ -39,7 +39,7 @@ func TestSurveyReadsAndPassMovesTheCheckpoint(t *testing.T) {
 	if err := r.publish(t.Context(), events[:7]); err != nil {
 		t.Fatal(err)
 	}
-	r.checkpointAt(t, 4)
+	r.checkpointOf(t, 4)
 
 	// While the session goes on.
 	v, err = look.Survey(t.Context(), origin)

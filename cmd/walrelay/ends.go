@@ -54,7 +54,7 @@ func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.
 	return publisher.Options{
 		URL: cfg.NATS.URL.Reveal(), Connect: connect,
 		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
-		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
+		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas, Shared: cfg.Stream.Shared,
 		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
 		Bucket: cfg.Stream.CheckpointBucket,
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
