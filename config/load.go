@@ -114,6 +114,9 @@ func Load(fs *pflag.FlagSet, environ []string) (*Config, error) {
 		}
 	}
 	l.unknownEnv()
+	if l.sources["backoff-min"] == "" && !l.bad["backoff-max"] {
+		c.Backoff.Min = min(c.Backoff.Min, c.Backoff.Max) // who sets the longest pause alone means every pause
+	}
 	l.check(c)
 	if c.Stream.DeadLetters == "" {
 		c.Stream.DeadLetters = c.Stream.Name + "_DLQ"

@@ -257,6 +257,21 @@ func TestPublications(t *testing.T) {
 	}
 }
 
+func TestFirstPauseFollowsTheLongest(t *testing.T) {
+	for name, c := range map[string]*Config{
+		"flag":     mustLoad(t, "", nil, "--backoff-max", "50ms"),
+		"variable": mustLoad(t, "", []string{"WALRELAY_BACKOFF_MAX=50ms"}),
+		"file":     mustLoad(t, "backoff:\n  max: 50ms\n", nil),
+	} {
+		if want := (Backoff{50 * time.Millisecond, 50 * time.Millisecond}); c.Backoff != want {
+			t.Errorf("%s: got %v, want %v", name, c.Backoff, want)
+		}
+	}
+	if _, err := load(t, "backoff:\n  min: 100ms\n", nil, "--backoff-max", "50ms"); err == nil {
+		t.Error("a minimum above the maximum is accepted")
+	}
+}
+
 func problems(t *testing.T, err error) []Problem {
 	t.Helper()
 	var e *Error

@@ -14,6 +14,7 @@ import (
 // Error codes of the JetStream API, from the server's errors.json.
 const (
 	codeNoPeers           = 10005
+	codeAccountFull       = 10002
 	codeStreamNotFound    = 10059
 	codeWrongStream       = 10060
 	codeWrongLastSeq      = 10071
@@ -243,6 +244,17 @@ func poisonOf(err error) *event.Poison {
 	return nil
 }
 
+const hintFull = "the stream, the account or the server is full: raise its limits or let consumers work it off"
+
+// full reports whether an error code says that there is no room.
+func full(code int) bool {
+	switch code {
+	case codeStoreFailed, codeMaxBytes, codeInsufficient, codeAccountFull:
+		return true
+	}
+	return false
+}
+
 // classify gives an error of a publish its class and hint.
 func classify(stream string, err error) error {
 	var api *apiError
@@ -254,8 +266,9 @@ func classify(stream string, err error) error {
 			return event.Fail(event.Precondition, "was it deleted? nats stream ls shows what there is; --create-stream makes it anew", "stream %q: %w", stream, err)
 		case codeStreamSealed, codeMirrorPublish:
 			return event.Fail(event.Precondition, "the relay needs a stream that accepts messages", "stream %q: %w", stream, err)
-		case codeStoreFailed, codeMaxBytes, codeInsufficient:
-			return event.Fail(event.Transient, "the stream or the server is full: raise its limits or let consumers work it off", "stream %q: %w", stream, err)
+		}
+		if full(api.ErrCode) {
+			return event.Fail(event.Transient, hintFull, "stream %q: %w", stream, err)
 		}
 	case errors.As(err, &p) && p.authorization():
 		return event.Fail(event.Transient, "check the NATS credentials", "%w", err)

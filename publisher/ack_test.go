@@ -163,6 +163,8 @@ func TestClassify(t *testing.T) {
 		{&apiError{ErrCode: codeStreamSealed}, event.Precondition},
 		{&apiError{ErrCode: codeMirrorPublish}, event.Precondition},
 		{&apiError{ErrCode: codeStoreFailed}, event.Transient},
+		{&apiError{ErrCode: codeInsufficient}, event.Transient},
+		{&apiError{ErrCode: codeAccountFull}, event.Transient},
 		{&apiError{ErrCode: codeWrongLastSeq}, event.Transient},
 		{protocolError("-ERR 'User Authentication Expired'"), event.Transient},
 		{errNoResponders, event.Transient},

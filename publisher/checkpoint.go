@@ -126,6 +126,16 @@ func (s *Session) earlierCheckpoints(ctx context.Context) ([]record, error) {
 	return rs, nil
 }
 
+// leastCheckpointLimit is for ack timeouts that are shorter than it takes a
+// bucket to change its leader.
+const leastCheckpointLimit = time.Second
+
+// checkpointLimit is the longest wait for the ack of a checkpoint. Who waits for
+// it calls Tick, too, so it is no longer than the wait for an event's ack.
+func (s *Session) checkpointLimit() time.Duration {
+	return min(apiTimeout, max(s.o.AckTimeout, leastCheckpointLimit))
+}
+
 // writeCheckpoint replaces the checkpoint that this session read or wrote
 // before. Another writer in between makes it fail.
 func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
@@ -133,10 +143,18 @@ func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	limit := s.checkpointLimit()
+	short, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	rev, err := s.kv.Update(ctx, s.o.Stream, b, s.revision)
-	if err != nil {
+	rev, err := s.kv.Update(short, s.o.Stream, b, s.revision)
+	var api *jetstream.APIError
+	switch {
+	case err == nil:
+	case errors.As(err, &api) && full(int(api.ErrorCode)):
+		return event.Fail(event.Transient, hintFull, "write checkpoint: %w", err)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return event.Fail(event.Transient, hintSlow, "write checkpoint: no ack for %s: %w", limit, err)
+	default:
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
 	s.revision = rev

@@ -190,6 +190,8 @@ func TestFailureReasons(t *testing.T) {
 		{&surprise{err: protocolError(`-ERR 'Permissions Violation for Publish to "x"'`)}, "not_authorized"},
 		{refused(codeWrongLastSeq), "wrong_sequence"},
 		{refused(codeStoreFailed), "store_failed"},
+		{refused(codeInsufficient), "store_failed"},
+		{refused(codeAccountFull), "store_failed"},
 		{refused(codeNotLeader), "not_available"},
 		{refused(codeTooLarge), "refused"},
 	} {

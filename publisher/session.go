@@ -630,6 +630,8 @@ func (s *Session) failWith(err error) {
 	})
 }
 
+const hintSlow = "is the broker overloaded, its disk full, or the network cut?"
+
 // Tick implements relay.Sink.
 func (s *Session) Tick() {
 	now := time.Now()
@@ -641,7 +643,7 @@ func (s *Session) Tick() {
 	s.idle = acked == sent
 	if late := now.Sub(s.progressTime); late >= s.o.AckTimeout {
 		s.failWith(event.Fail(event.Transient,
-			"is the broker overloaded, its disk full, or the network cut?",
+			hintSlow,
 			"%w for %s, %d events in flight", errOverdue, late.Round(time.Millisecond), sent-acked))
 		return
 	}

@@ -719,6 +719,41 @@ func TestCheckpointOfAnotherWriterIsNotOverwritten(t *testing.T) {
 	}
 }
 
+// The ticker writes checkpoints and looks for overdue acks, so a broker that
+// answers neither is told after the ack timeout.
+func TestCheckpointWaitsNoLongerThanAnAck(t *testing.T) {
+	for ack, want := range map[time.Duration]time.Duration{
+		10 * time.Millisecond:   time.Second,
+		1500 * time.Millisecond: 1500 * time.Millisecond,
+		time.Minute:             apiTimeout,
+	} {
+		s := &Session{o: &Options{AckTimeout: ack}}
+		if got := s.checkpointLimit(); got != want {
+			t.Errorf("with an ack timeout of %s: got %s, want %s", ack, got, want)
+		}
+	}
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	o := optionsFor(n, "slow")
+	o.AckTimeout = 50 * time.Millisecond
+	r := begin(t, newPublisher(t, o))
+	n.Freeze()
+	defer n.Thaw()
+	began := time.Now()
+	err := r.Checkpoint(t.Context(), event.Checkpoint{Position: positionOfEvent(1), Confirm: 0x5000})
+	if took := time.Since(began); took < leastCheckpointLimit || took > apiTimeout {
+		t.Errorf("it took %s", took)
+	}
+	if event.ClassOf(err) != event.Transient || !errors.Is(err, context.DeadlineExceeded) || event.HintOf(err) == "" {
+		t.Errorf("got %v", err)
+	}
+	// When the caller gives up, that is the reason.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := r.Checkpoint(ctx, event.Checkpoint{Position: positionOfEvent(1), Confirm: 0x5000}); err == nil || event.HintOf(err) != "" {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCheckpointHistory(t *testing.T) {
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	o := optionsFor(n, "history")

@@ -17,6 +17,7 @@ type plan struct {
 	window, rows, padding, rate int
 	status, ack, walSender      time.Duration
 	backoff                     time.Duration // longest
+	store                       int64         // bytes that a broker has for all its streams; 0 for plenty
 
 	length time.Duration // of the time in which faults begin
 	steps  []step

@@ -77,7 +77,7 @@ func newWorld(t testing.TB, p *plan) *world {
 		}
 	}
 	w.pg = harness.RunPostgres(t, harness.PostgresOptions{})
-	o := harness.NATSOptions{MaxPayload: maxPayload}
+	o := harness.NATSOptions{MaxPayload: maxPayload, MaxStore: p.store}
 	if p.replicas == 1 {
 		w.nodes = []*harness.NATS{harness.RunNATS(t, o)}
 		w.nc = w.nodes[0].MustConn(t)
