@@ -10,6 +10,7 @@ FROM scratch AS binary
 COPY bin/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY bin/walrelay /walrelay
 USER 65532:65532
+ENV WALRELAY_HTTP_ADDR=0.0.0.0:8080
 EXPOSE 8080
 ENTRYPOINT ["/walrelay"]
 CMD ["run"]
@@ -29,6 +30,7 @@ FROM scratch
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY --from=build /out/walrelay /walrelay
 USER 65532:65532
+ENV WALRELAY_HTTP_ADDR=0.0.0.0:8080
 EXPOSE 8080
 ENTRYPOINT ["/walrelay"]
 CMD ["run"]

@@ -24,7 +24,7 @@ SCENARIOS = -timeout 30m -count 1 -p 1 ./test/...
 RACE      = PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -race
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-majors check fuzz bench fmt fmt-check readme vet lint tidy-check servers image clean
+.PHONY: help build demo test test-majors chaos check fuzz bench bench-micro fmt fmt-check readme vet lint tidy-check servers image clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,7 @@ demo: build servers ## see it work on scratch servers; KEEP=1 leaves them runnin
 test: servers ## every test with the race detector on real servers, then each fuzz target for 5 s
 	$(RACE) $(UNITS)
 	$(RACE) $(SCENARIOS)
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) -C test/cloudevents test -count 1 ./...
 	tools/fuzz.sh 5s
 
 test-majors: servers ## the tests of slot, log and scenarios on Postgres 14 to 18, laid out from npm in MAJORS (MAJOR="17 18")
@@ -50,13 +51,20 @@ check: fmt-check vet lint tidy-check servers ## what a commit must pass, without
 	$(GO) test -count 1 -run '^TestHouse' ./test
 	$(RACE) $(UNITS)
 
+chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3); without any of them the fixed set
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
+
 fuzz: ## each fuzz target for FUZZTIME (1m)
 	tools/fuzz.sh $(FUZZTIME)
 
-bench: servers ## benchmarks matching BENCH, COUNT times (6), summarised; BASE=file compares with an earlier bin/bench.txt
-	@mkdir -p bin
+bench: build servers ## the relay against its peers on scratch servers, N rounds (5); ONLY=drain,latency,…; table, JSON and plots in bin/bench
+	@$(GO) build -buildvcs=false -o bin/benchmark ./test/bench
 	@PGBIN=$$(tools/postgres.sh) && export PGBIN && \
-		$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 60m -p 1 ./... >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+		exec bin/benchmark -walrelay bin/walrelay -out bin/bench -n $(or $(N),5) $(if $(ONLY),-only $(ONLY)) $(BENCHFLAGS)
+
+bench-micro: ## Go benchmarks matching BENCH, COUNT times (6), summarised; BASE=file compares with an earlier bin/bench.txt
+	@mkdir -p bin
+	@$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count $(COUNT) -timeout 60m -p 1 ./... >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	@$(BENCHSTAT) $(BASE) bin/bench.txt
 
 fmt: ## format the code
@@ -70,6 +78,7 @@ readme: ## write the table of options into README.md
 
 vet: ## go vet
 	$(GO) vet ./...
+	$(GO) -C test/cloudevents vet ./...
 
 lint: ## golangci-lint with .golangci.yml
 	$(LINT) run
@@ -78,6 +87,7 @@ tidy-check: ## fail when a go.mod is not tidy
 	$(GO) mod tidy -diff
 	$(GO) -C tools mod tidy -diff
 	$(GO) -C tools/lint mod tidy -diff
+	$(GO) -C test/cloudevents mod tidy -diff
 
 servers: ## what the tests start: find or install Postgres, build nats-server
 	@tools/postgres.sh >/dev/null

@@ -114,6 +114,9 @@ func Load(fs *pflag.FlagSet, environ []string) (*Config, error) {
 		}
 	}
 	l.unknownEnv()
+	if l.sources["backoff-min"] == "" && !l.bad["backoff-max"] {
+		c.Backoff.Min = min(c.Backoff.Min, c.Backoff.Max) // who sets the longest pause alone means every pause
+	}
 	l.check(c)
 	if c.Stream.DeadLetters == "" {
 		c.Stream.DeadLetters = c.Stream.Name + "_DLQ"
@@ -262,6 +265,9 @@ func (l *loader) check(c *Config) {
 	}
 	if len(c.Tables) == 0 && !c.Messages {
 		tell("there is no outbox table and logical messages are off, so there is nothing to relay", "name a table with --table, or set --messages", "table", "messages")
+	}
+	if c.CloudSource != "" && !c.CloudEvents {
+		tell("a source of CloudEvents is set without them", "set --cloudevents", "cloudevents-source")
 	}
 	if c.Messages && c.MessagePrefix == "" {
 		tell("the prefix of logical messages is empty", "set --message-prefix", "message-prefix")

@@ -47,7 +47,7 @@ func (m *Monitor) describe() descs {
 		inFlight: desc("inflight_events",
 			"Events that were sent and wait for their acks."),
 		published: desc("events_published_total",
-			"Events that were stored in the stream."),
+			"Events that the stream has acked. One whose ack was lost is not counted."),
 		duplicates: desc("publish_duplicates_total",
 			"Events that the broker took for one that it has. Two rows may share an id."),
 		errors: desc("publish_errors_total",

@@ -35,10 +35,10 @@ const (
 
 // Counting is in cells: no bound of either kind lies within one, so that one
 // count serves both.
-const cells = natives + len(bounds) - 1 // 1 s is a bound of both
+const cells = natives + len(bounds) - 3 // 250 ms, 500 ms and 1 s are bounds of both
 
 var (
-	edges     [cells]time.Duration // upper bounds of the cells; the last is not looked at
+	edges     [cells]time.Duration // upper bounds of the cells
 	nativeOf  [cells]uint16
 	classicOf [cells]uint8
 
@@ -62,7 +62,7 @@ func init() {
 		case c == len(bounds) || nativeEnd < bounds[c]:
 			edges[i] = nativeEnd
 			n++
-		case nativeEnd == bounds[c]: // only 1 s
+		case nativeEnd == bounds[c]:
 			edges[i] = nativeEnd
 			n++
 			c++

@@ -412,7 +412,9 @@ func (p *pass) poisoned(ctx context.Context, why *event.Poison) error {
 			"mend the row or the limit and start again, or start with --on-poison park to set such events aside",
 			"event %.100q of %s cannot be stored: %w", p.ev.ID, p.ev.Table, why)
 	}
-	if p.parked >= p.o.MaxParkedInRow {
+	// An event that waits for another one says nothing about the configuration.
+	held := why.Reason == event.ReasonAggregate
+	if p.parked >= p.o.MaxParkedInRow && !held {
 		return event.Fail(event.Precondition,
 			"so many in a row are rather a fault of the configuration: mend it, or raise --max-parked-in-row",
 			"%d events in a row cannot be stored, the last one %.100q of %s: %w", p.parked+1, p.ev.ID, p.ev.Table, why)
@@ -420,7 +422,9 @@ func (p *pass) poisoned(ctx context.Context, why *event.Poison) error {
 	if err := p.sink.Park(ctx, &p.ev, why); err != nil {
 		return onSink(err)
 	}
-	p.parked++
+	if !held {
+		p.parked++
+	}
 	p.result.Parked++
 	p.o.Log.Warn("parked an event", "id", fmt.Sprintf("%.100s", p.ev.ID), "table", p.ev.Table,
 		"reason", string(why.Reason), "detail", why.Detail)

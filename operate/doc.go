@@ -1,7 +1,17 @@
-// Package operate holds the jobs that span both ends: backfill and recovery.
+// Package operate holds the jobs that span both ends, the slot in Postgres and
+// the stream in NATS: backfill and recovery, a peek at what comes next, skipping
+// it, and the check that the two fit.
 //
-// It knows no driver: what it needs of Postgres and NATS it declares itself, in
-// ports.go, as relay does.
+// It knows no driver: what it needs of Postgres and NATS it declares itself, as
+// relay does, and it decides on values.
+//
+// What a caller of peek, advance and check does, in order:
+//
+//  1. Read the slot's confirmed flush LSN, then survey the stream, so that a
+//     relay that runs meanwhile cannot make the log look ahead of the stream.
+//  2. Give the event.Resume of that survey to Peek, or to an Advance.
+//  3. Advance only a slot that nobody reads. It tells every event that is
+//     skipped before it changes anything, moves the checkpoint, then the slot.
 //
 // # Backfill
 //
@@ -39,9 +49,14 @@
 // its beginning, the highest place in the table's order. What comes before
 // was published and has left the stream, as far as anybody can tell.
 //
-// | file        | holds                                          |
-// |-------------|------------------------------------------------|
-// | ports.go    | the interfaces to both sides                   |
-// | backfill.go | the job: attempts, sessions, one pass          |
-// | known.go    | the set of stored ids                          |
+// | file        | holds                                                   |
+// |-------------|---------------------------------------------------------|
+// | ports.go    | what a backfill needs of both sides                     |
+// | backfill.go | the job: attempts, sessions, one pass                   |
+// | known.go    | the set of stored ids                                   |
+// | ahead.go    | the events that the slot sends and the stream has not   |
+// | event.go    | an event that outlives its record, as JSON              |
+// | advance.go  | passing over events, with an audit                      |
+// | fit.go      | whether the table's rows fit the stream                 |
+// | standing.go | how far Postgres, relay and stream are apart            |
 package operate

@@ -31,11 +31,6 @@ type Rows interface {
 	Close()
 }
 
-// Mapper makes events of records, as in package relay.
-type Mapper interface {
-	Map(rec *event.Record, ev *event.Event) (bool, error)
-}
-
 // Sink is one publishing session, as in package relay.
 type Sink interface {
 	Resume(ctx context.Context, origin event.Origin) (event.Resume, error)

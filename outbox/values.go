@@ -122,13 +122,12 @@ func appendTime(b, s []byte) ([]byte, bool) {
 	if len(s) < 19 || s[4] != '-' || s[7] != '-' || s[10] != ' ' && s[10] != 'T' || s[13] != ':' || s[16] != ':' {
 		return b, false
 	}
-	year, ok1 := number(s[0:4])
-	month, ok2 := number(s[5:7])
-	day, ok3 := number(s[8:10])
-	hour, ok4 := number(s[11:13])
-	minute, ok5 := number(s[14:16])
-	second, ok6 := number(s[17:19])
-	if !(ok1 && ok2 && ok3 && ok4 && ok5 && ok6) || year < 1 || hour > 23 || minute > 59 || second > 59 {
+	century, year, month, day := two(s, 0), two(s, 2), two(s, 5), two(s, 8)
+	hour, minute, second := two(s, 11), two(s, 14), two(s, 17)
+	if century < 0 || year < 0 || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 || second > 59 {
+		return b, false
+	}
+	if year += 100 * century; year < 1 || month < 1 || month > 12 || day < 1 || day > daysIn(year, month) {
 		return b, false
 	}
 	rest := s[19:]
@@ -150,9 +149,6 @@ func appendTime(b, s []byte) ([]byte, bool) {
 	}
 	if offset == 0 {
 		// What Postgres writes nearly always: no calculation is needed to copy it.
-		if month < 1 || month > 12 || day < 1 || day > daysIn(year, month) {
-			return b, false
-		}
 		text := s[:len(s)-len(rest)]
 		if len(text) > 19 {
 			text = bytes.TrimSuffix(bytes.TrimRight(text, "0"), []byte("."))
@@ -161,11 +157,8 @@ func appendTime(b, s []byte) ([]byte, bool) {
 		b[len(b)-len(text)+10] = 'T'
 		return append(b, 'Z'), true
 	}
-	t := time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC)
-	if t.Day() != day || int(t.Month()) != month {
-		return b, false
-	}
-	if t = t.Add(-offset); t.Year() < 1 || t.Year() > 9999 {
+	t := time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC).Add(-offset)
+	if t.Year() < 1 || t.Year() > 9999 {
 		return b, false
 	}
 	return t.AppendFormat(b, time.RFC3339Nano), true
@@ -199,8 +192,8 @@ func zone(s []byte) (time.Duration, bool) {
 		if len(s) < 2 || unit < time.Second {
 			return 0, false
 		}
-		n, ok := number(s[:2])
-		if !ok || n > 59 {
+		n := two(s, 0)
+		if n < 0 || n > 59 {
 			return 0, false
 		}
 		d += time.Duration(n) * unit
@@ -217,15 +210,13 @@ func zone(s []byte) (time.Duration, bool) {
 	}
 }
 
-func number(s []byte) (int, bool) {
-	n := 0
-	for _, c := range s {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		n = n*10 + int(c-'0')
+// two is the number of two digits at i, negative when they are none.
+func two(s []byte, i int) int {
+	a, b := s[i]-'0', s[i+1]-'0'
+	if a > 9 || b > 9 {
+		return -1
 	}
-	return n, true
+	return int(a)*10 + int(b)
 }
 
 // The content types of payloads.

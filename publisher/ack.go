@@ -1,6 +1,7 @@
 package publisher
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,8 @@ import (
 
 // Error codes of the JetStream API, from the server's errors.json.
 const (
+	codeNoPeers           = 10005
+	codeAccountFull       = 10002
 	codeStreamNotFound    = 10059
 	codeWrongStream       = 10060
 	codeWrongLastSeq      = 10071
@@ -101,6 +104,67 @@ func cutString(p []byte, prefix string) (rest []byte, ok bool) {
 
 var space = []byte{' '}
 
+// usualAck is the next ack as it comes when all goes well: like the one before
+// it, with both numbers one higher. Comparing the bytes costs a tenth of
+// reading them; whatever differs is read.
+type usualAck struct {
+	text   []byte // nil until an ack was read
+	ends   [2]int // of the sequence in the subject and in the payload
+	digits int
+}
+
+// learn takes the form of the ack that was read for sequence seq.
+func (u *usualAck) learn(seq uint64, subject, header, payload []byte) {
+	u.text = u.text[:0]
+	if got, ok := ackSequence(payload); !ok || got != seq || len(header) > 0 {
+		return
+	}
+	var number [20]byte
+	digits := strconv.AppendUint(number[:0], seq, 10)
+	if !bytes.HasSuffix(subject, digits) {
+		return
+	}
+	u.digits = len(digits)
+	u.text = append(append(u.text, "MSG "...), subject...)
+	u.ends[0] = len(u.text)
+	u.text = append(append(u.text, ' '), ackSubscription...)
+	u.text = strconv.AppendInt(append(u.text, ' '), int64(len(payload)), 10)
+	u.text = append(append(u.text, "\r\n"...), payload...)
+	u.ends[1] = len(u.text) - len("}")
+	u.text = append(u.text, "\r\n"...)
+	u.advance()
+}
+
+// advance makes the text that of the next sequence, or empty when that has one
+// digit more: then the size differs, too.
+func (u *usualAck) advance() {
+	for _, end := range u.ends {
+		i := end - 1
+		for ; i >= end-u.digits && u.text[i] == '9'; i-- {
+			u.text[i] = '0'
+		}
+		if i < end-u.digits {
+			u.text = u.text[:0]
+			return
+		}
+		u.text[i]++
+	}
+}
+
+// take consumes the ack when it lies in r as expected.
+func (u *usualAck) take(r *bufio.Reader) bool {
+	n := len(u.text)
+	if n == 0 || r.Buffered() < n {
+		return false
+	}
+	if got, err := r.Peek(n); err != nil || !bytes.Equal(got, u.text) {
+		return false
+	}
+	_, _ = r.Discard(n) // it is buffered
+	u.advance()
+	return true
+}
+
 // errNoResponders is the server's 503: nothing listens to the subject, which
 // is a stream without leader, or a subject that no stream binds.
 var errNoResponders = errors.New("no stream answers for the subject (503)")
@@ -180,6 +244,17 @@ func poisonOf(err error) *event.Poison {
 	return nil
 }
 
+const hintFull = "the stream, the account or the server is full: raise its limits or let consumers work it off"
+
+// full reports whether an error code says that there is no room.
+func full(code int) bool {
+	switch code {
+	case codeStoreFailed, codeMaxBytes, codeInsufficient, codeAccountFull:
+		return true
+	}
+	return false
+}
+
 // classify gives an error of a publish its class and hint.
 func classify(stream string, err error) error {
 	var api *apiError
@@ -191,8 +266,9 @@ func classify(stream string, err error) error {
 			return event.Fail(event.Precondition, "was it deleted? nats stream ls shows what there is; --create-stream makes it anew", "stream %q: %w", stream, err)
 		case codeStreamSealed, codeMirrorPublish:
 			return event.Fail(event.Precondition, "the relay needs a stream that accepts messages", "stream %q: %w", stream, err)
-		case codeStoreFailed, codeMaxBytes, codeInsufficient:
-			return event.Fail(event.Transient, "the stream or the server is full: raise its limits or let consumers work it off", "stream %q: %w", stream, err)
+		}
+		if full(api.ErrCode) {
+			return event.Fail(event.Transient, hintFull, "stream %q: %w", stream, err)
 		}
 	case errors.As(err, &p) && p.authorization():
 		return event.Fail(event.Transient, "check the NATS credentials", "%w", err)

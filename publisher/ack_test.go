@@ -143,7 +143,7 @@ func TestPoisonOf(t *testing.T) {
 		{protocolError(`-ERR 'Slow Consumer'`), ""},
 	} {
 		p := poisonOf(c.err)
-		if got := (event.Reason)(""); p != nil {
+		if got := event.Reason(""); p != nil {
 			got = p.Reason
 			if got != c.want || p.Detail == "" {
 				t.Errorf("%v: got %v, want %q", c.err, p, c.want)
@@ -163,6 +163,8 @@ func TestClassify(t *testing.T) {
 		{&apiError{ErrCode: codeStreamSealed}, event.Precondition},
 		{&apiError{ErrCode: codeMirrorPublish}, event.Precondition},
 		{&apiError{ErrCode: codeStoreFailed}, event.Transient},
+		{&apiError{ErrCode: codeInsufficient}, event.Transient},
+		{&apiError{ErrCode: codeAccountFull}, event.Transient},
 		{&apiError{ErrCode: codeWrongLastSeq}, event.Transient},
 		{protocolError("-ERR 'User Authentication Expired'"), event.Transient},
 		{errNoResponders, event.Transient},

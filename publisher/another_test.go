@@ -25,23 +25,46 @@ func TestAnotherServerIsDetected(t *testing.T) {
 		told   string
 	}{
 		{"promoted", []func(*findings){promoted}, "", at(2, 0x4000), false, "never had"},
-		{"promoted, and the slot made anew behind that", []func(*findings){promoted, func(f *findings) { f.origin.ConfirmedFlush = 0x2900 }},
-			"past the checkpoint of stream \"orders\" at 0/2800", event.Position{}, false, ""},
+		{
+			"promoted, and the slot made anew behind that",
+			[]func(*findings){promoted, func(f *findings) { f.origin.ConfirmedFlush = 0x2900 }},
+			"past the checkpoint of stream \"orders\" at 0/2800",
+			event.Position{},
+			false, "",
+		},
 		{"restored", []func(*findings){restored}, "restored to 0/2800 of timeline 2", event.Position{}, false, ""},
 		{"restored, accepted", []func(*findings){restored, accept}, "", at(2, 0x4000), false, "never had"},
-		{"restored behind the last event", []func(*findings){restored, func(f *findings) { f.origin.History[1].End = 0x4800 }},
-			"", at(2, 0x4000), false, ""},
+		{
+			"restored behind the last event",
+			[]func(*findings){restored, func(f *findings) { f.origin.History[1].End = 0x4800 }},
+			"", at(2, 0x4000), false, "",
+		},
 		{"restored to before another promotion", []func(*findings){func(f *findings) {
 			f.origin.Timeline, f.origin.History = 3, []event.Switch{{Timeline: 1, End: 0x0800, Restored: true}}
 			f.origin.ConfirmedFlush = 0x700
 		}}, "restored to 0/800 of timeline 1", event.Position{}, false, ""},
-		{"the timeline began elsewhere", []func(*findings){func(f *findings) { f.checkpoint.Begin = 0x0900 }},
-			"timeline 2 of the server began at 0/1000, that of the checkpoint of stream \"orders\" at 0/900", event.Position{}, false, ""},
-		{"the timeline began elsewhere, accepted", []func(*findings){func(f *findings) { f.checkpoint.Begin = 0x0900 }, accept},
-			"", event.Position{}, true, "whatever it has"},
+		{
+			"the timeline began elsewhere",
+			[]func(*findings){func(f *findings) { f.checkpoint.Begin = 0x0900 }},
+			"timeline 2 of the server began at 0/1000, that of the checkpoint of stream \"orders\" at 0/900",
+			event.Position{},
+			false, "",
+		},
+		{
+			"the timeline began elsewhere, accepted",
+			[]func(*findings){func(f *findings) { f.checkpoint.Begin = 0x0900 }, accept},
+			"",
+			event.Position{},
+			true, "whatever it has",
+		},
 		{"found by the relay", []func(*findings){func(f *findings) { f.origin.Diverged = true }}, "", event.Position{}, true, "whatever it has"},
-		{"the log ends earlier, accepted", []func(*findings){func(f *findings) { f.origin.WALEnd = 0x3800 }, accept},
-			"", event.Position{}, true, "whatever it has"},
+		{
+			"the log ends earlier, accepted",
+			[]func(*findings){func(f *findings) { f.origin.WALEnd = 0x3800 }, accept},
+			"",
+			event.Position{},
+			true, "whatever it has",
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := usual()
@@ -128,11 +151,11 @@ func TestIDThatMayNotBeTheEventsIsLeftOut(t *testing.T) {
 		"a": "a", "7": "7", "": "", "wh?t": "", strings.Repeat("x", excerptBytes): "", strings.Repeat("x", excerptBytes-1): strings.Repeat("x", excerptBytes-1),
 	} {
 		h := "NATS/1.0\r\nOutbox-Pos: " + at(1, 0x100).String() + "\r\nOutbox-Id: " + id + "\r\n\r\n"
-		if m := messageOf(&storedMessage{Header: []byte(h)}); !m.ours || m.id != want {
+		if m := deaf(1).messageOf(&storedMessage{Header: []byte(h)}); !m.ours || m.id != want {
 			t.Errorf("%.20q: got %.20q, want %.20q", id, m.id, want)
 		}
 	}
-	if m := messageOf(&storedMessage{Header: []byte("NATS/1.0\r\nOutbox-Id: a\r\n\r\n")}); m.ours || m.id != "" {
+	if m := deaf(1).messageOf(&storedMessage{Header: []byte("NATS/1.0\r\nOutbox-Id: a\r\n\r\n")}); m.ours || m.id != "" {
 		t.Errorf("got %+v of a message without a position", m)
 	}
 }

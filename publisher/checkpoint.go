@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -40,6 +41,8 @@ type storedMessage struct {
 	Seq     uint64 `json:"seq"`
 	Header  []byte `json:"hdrs"`
 	Data    []byte `json:"data"`
+
+	Time time.Time `json:"time"` // when it was stored
 }
 
 // fetch asks the leader for a message, nil when it is gone. A direct get could
@@ -83,6 +86,9 @@ type bySubject struct {
 
 // readCheckpoint returns nil when there is none.
 func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
+	if s.kv == nil {
+		return nil, nil // only a session that looks is without a bucket
+	}
 	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{"$KV." + s.o.Bucket + "." + s.o.Stream})
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint: %w", err)
@@ -91,7 +97,7 @@ func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
 	if m == nil {
 		return nil, nil
 	}
-	s.revision = m.Seq
+	s.revision, s.written = m.Seq, m.Time
 	if len(m.Data) == 0 {
 		return nil, nil // deleted with kv del
 	}
@@ -120,6 +126,16 @@ func (s *Session) earlierCheckpoints(ctx context.Context) ([]record, error) {
 	return rs, nil
 }
 
+// leastCheckpointLimit is for ack timeouts that are shorter than it takes a
+// bucket to change its leader.
+const leastCheckpointLimit = time.Second
+
+// checkpointLimit is the longest wait for the ack of a checkpoint. Who waits for
+// it calls Tick, too, so it is no longer than the wait for an event's ack.
+func (s *Session) checkpointLimit() time.Duration {
+	return min(apiTimeout, max(s.o.AckTimeout, leastCheckpointLimit))
+}
+
 // writeCheckpoint replaces the checkpoint that this session read or wrote
 // before. Another writer in between makes it fail.
 func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
@@ -127,10 +143,18 @@ func (s *Session) writeCheckpoint(ctx context.Context, r record) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	limit := s.checkpointLimit()
+	short, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	rev, err := s.kv.Update(ctx, s.o.Stream, b, s.revision)
-	if err != nil {
+	rev, err := s.kv.Update(short, s.o.Stream, b, s.revision)
+	var api *jetstream.APIError
+	switch {
+	case err == nil:
+	case errors.As(err, &api) && full(int(api.ErrorCode)):
+		return event.Fail(event.Transient, hintFull, "write checkpoint: %w", err)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return event.Fail(event.Transient, hintSlow, "write checkpoint: no ack for %s: %w", limit, err)
+	default:
 		return fmt.Errorf("write checkpoint: %w", err)
 	}
 	s.revision = rev
@@ -146,6 +170,9 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	}
 	r := s.current
 	r.Sequence = s.base + c.Events
+	if s.o.Shared {
+		r.Sequence = max(s.current.Sequence, s.places.upTo(c.Events))
+	}
 	r.Confirm = max(r.Confirm, c.Confirm)
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
@@ -153,5 +180,6 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	if r.Sequence == s.current.Sequence && r.Confirm == s.current.Confirm && r.Position == s.current.Position {
 		return nil
 	}
+	s.o.Log.Debug("checkpoint", "stream", s.o.Stream, "sequence", r.Sequence, "position", r.Position.String(), "confirm", r.Confirm.String())
 	return s.writeCheckpoint(ctx, r)
 }

@@ -91,7 +91,6 @@ type run struct {
 	*Session
 	resume event.Resume
 	fails  chan error
-	origin event.Origin
 	n      uint64 // counted off or appended
 }
 

@@ -66,12 +66,13 @@ func failureOf(err error) string {
 	case !errors.As(err, &api):
 		return failedUnexpected
 	}
+	if full(api.ErrCode) {
+		return failedStore
+	}
 	switch api.ErrCode {
 	case codeWrongLastSeq, codeWrongLastMsgID:
 		return failedSequence
-	case codeStoreFailed, codeMaxBytes:
-		return failedStore
-	case codeInsufficient, codeUnavailable, codeNotLeader, codeDuplicateAsync:
+	case codeUnavailable, codeNotLeader, codeDuplicateAsync:
 		return failedUnavailable
 	}
 	return failedRefused

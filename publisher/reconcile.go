@@ -85,6 +85,11 @@ type findings struct {
 	// history of the checkpoint, newest first; read only when lastSeq is below what was acked.
 	earlier []record
 
+	// Of a shared stream.
+	own   *tailMessage // the newest event after the checkpoint that is still there; nil when there is none
+	known *lastMessage // what is where the last acked event should be; nil when it is gone
+	gone  bool         // messages after the checkpoint may be gone
+
 	adopt     bool // --adopt-stream
 	acceptGap bool // --accept-gap
 }
@@ -96,6 +101,7 @@ type decision struct {
 	from   *record // from which resume.Skip counts
 	fresh  bool    // nothing in the checkpoint holds for the server
 	again  uint64  // events that are published again because the stream lost them
+	lost   bool    // what the checkpoint covers is not all in the stream
 	notes  []note  // for the log
 }
 
@@ -123,48 +129,14 @@ func decide(f findings) (decision, error) {
 	if c == nil {
 		return f.withoutCheckpoint(d)
 	}
-	if c.Version != recordVersion {
-		return d, event.Fail(event.Precondition, "run the version of walrelay that wrote it, or a later one",
-			"the checkpoint of stream %q has format version %d, this walrelay reads %d", f.stream, c.Version, recordVersion)
-	}
-	if c.Owner != ownerOf(f.origin) {
-		return f.otherOwner(d)
-	}
-	if c.Backfill == backfillRunning {
-		again := fmt.Sprintf("walrelay slot recover %s --yes", f.origin.Slot)
-		if !c.Recovery {
-			again = fmt.Sprintf("walrelay slot drop %s, then walrelay run --backfill", f.origin.Slot)
-		}
-		return d, event.Fail(event.Lost,
-			"start again what was interrupted: "+again+"; what is stored is not published again",
-			"the backfill of stream %q was interrupted and slot %q begins after it: rows of the table are missing", f.stream, f.origin.Slot)
-	}
-	if f.origin.Diverged {
-		return f.another(d)
-	}
-	if table := f.interrupted(); table != "" && !f.acceptGap {
-		return d, event.Fail(event.Lost,
-			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", f.origin.Slot),
-			"table %s was made anew, or its publication was altered, or it was taken out and put back, since the last checkpoint of stream %q: rows committed in between may not be in the log",
-			table, f.stream)
-	}
-	if c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0 {
-		if f.acceptGap {
-			return f.another(d)
-		}
-		return d, event.Fail(event.Lost,
-			"this server was restored or promoted beside the one that was read before; to go on and publish whatever it has use --accept-gap",
-			"timeline %d of the server began at %s, that of the checkpoint of stream %q at %s",
-			c.Timeline, f.origin.Begin(), f.stream, c.Begin)
+	if d, settled, err := f.elsewhere(d); settled {
+		return d, err
 	}
 	if f.lastSeq < max(c.Sequence, f.acked) || f.recreated() && c.Sequence > 0 {
 		return f.forgotten(d)
 	}
-	if f.origin.ConfirmedFlush > f.confirmOf(c) && !f.acceptGap {
-		return d, event.Fail(event.Lost,
-			fmt.Sprintf("if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then; walrelay slot recover %s finds those that the stream lacks and publishes them", f.origin.Slot),
-			"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
-			f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
+	if err := f.unaccounted(); err != nil {
+		return d, err
 	}
 	if f.lastSeq == c.Sequence {
 		return f.atCheckpoint(d)
@@ -181,6 +153,63 @@ func decide(f findings) (decision, error) {
 		return f.afterLast(d, f.last.position)
 	}
 	return f.afterCheckpoint(d, c)
+}
+
+// elsewhere settles the cases in which the checkpoint is not of this server's log.
+func (f findings) elsewhere(d decision) (_ decision, settled bool, err error) {
+	c := f.checkpoint
+	if c.Version != recordVersion {
+		return d, true, event.Fail(event.Precondition, "run the version of walrelay that wrote it, or a later one",
+			"the checkpoint of stream %q has format version %d, this walrelay reads %d", f.stream, c.Version, recordVersion)
+	}
+	if c.Owner != ownerOf(f.origin) {
+		d, err = f.otherOwner(d)
+		return d, true, err
+	}
+	if c.Backfill == backfillRunning {
+		return d, true, f.unfinished()
+	}
+	beside := c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0
+	if f.origin.Diverged || beside && f.acceptGap {
+		d, err = f.another(d)
+		return d, true, err
+	}
+	if table := f.interrupted(); table != "" && !f.acceptGap {
+		return d, true, event.Fail(event.Lost,
+			fmt.Sprintf("walrelay slot recover %s finds the rows that are missing in the stream and publishes them; to go on without use --accept-gap", f.origin.Slot),
+			"table %s was made anew, or its publication was altered, or it was taken out and put back, since the last checkpoint of stream %q: rows committed in between may not be in the log",
+			table, f.stream)
+	}
+	if beside {
+		return d, true, event.Fail(event.Lost,
+			"this server was restored or promoted beside the one that was read before; to go on and publish whatever it has use --accept-gap",
+			"timeline %d of the server began at %s, that of the checkpoint of stream %q at %s",
+			c.Timeline, f.origin.Begin(), f.stream, c.Begin)
+	}
+	return d, false, nil
+}
+
+// unaccounted: Postgres has dropped what no checkpoint says is stored.
+func (f findings) unaccounted() error {
+	c := f.checkpoint
+	if f.origin.ConfirmedFlush <= f.confirmOf(c) || f.acceptGap {
+		return nil
+	}
+	return event.Fail(event.Lost,
+		fmt.Sprintf("if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then; walrelay slot recover %s finds those that the stream lacks and publishes them", f.origin.Slot),
+		"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
+		f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
+}
+
+// unfinished: the rows of the tables are not all stored, and the slot has none of them.
+func (f findings) unfinished() error {
+	again := fmt.Sprintf("walrelay slot recover %s --yes", f.origin.Slot)
+	if !f.checkpoint.Recovery {
+		again = fmt.Sprintf("walrelay slot drop %s, then walrelay run --backfill", f.origin.Slot)
+	}
+	return event.Fail(event.Lost,
+		"start again what was interrupted: "+again+"; what is stored is not published again",
+		"the backfill of stream %q was interrupted and slot %q begins after it: rows of the table are missing", f.stream, f.origin.Slot)
 }
 
 // interrupted is a table whose rows were not sent for a while, or "". OIDs of
@@ -607,7 +636,7 @@ func claim(f findings, d decision, window int) record {
 	if c.Position == r.Position {
 		r.XID, r.CommitTime = c.XID, c.CommitTime
 	}
-	if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) {
+	if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) && !d.lost {
 		r.Confirm = max(r.Confirm, f.confirmOf(c))
 	}
 	return r

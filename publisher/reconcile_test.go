@@ -83,30 +83,50 @@ func TestDecide(t *testing.T) {
 		change func(*findings)
 		want   want
 	}{
-		{"the last message is ours", func(*findings) {},
-			want{after: at(2, 0x4000), base: 105, proof: proof}},
-		{"the checkpoint's transaction is confirmed, so it does not reappear", func(f *findings) { f.origin.ConfirmedFlush = 0x3010 },
-			want{after: at(2, 0x4000), base: 105}},
-		{"the checkpoint has no transaction", func(f *findings) { f.checkpoint.XID = 0 },
-			want{after: at(2, 0x4000), base: 105}},
-		{"tables changed, but the last message is there", func(f *findings) { f.origin.Fingerprint = "more tables" },
-			want{after: at(2, 0x4000), base: 105}},
+		{
+			"the last message is ours", func(*findings) {},
+			want{after: at(2, 0x4000), base: 105, proof: proof},
+		},
+		{
+			"the checkpoint's transaction is confirmed, so it does not reappear", func(f *findings) { f.origin.ConfirmedFlush = 0x3010 },
+			want{after: at(2, 0x4000), base: 105},
+		},
+		{
+			"the checkpoint has no transaction", func(f *findings) { f.checkpoint.XID = 0 },
+			want{after: at(2, 0x4000), base: 105},
+		},
+		{
+			"tables changed, but the last message is there", func(f *findings) { f.origin.Fingerprint = "more tables" },
+			want{after: at(2, 0x4000), base: 105},
+		},
 		{"nothing was stored since the checkpoint", func(f *findings) {
 			f.lastSeq, f.tail, f.last.position = 100, nil, at(2, 0x3000)
 		}, want{after: at(2, 0x3000), base: 100, proof: proof}},
-		{"nothing was stored since, and that message is gone", func(f *findings) { f.lastSeq, f.tail, f.last = 100, nil, nil },
-			want{after: at(2, 0x3000), base: 100, proof: proof}},
-		{"the checkpoint's message has another position", func(f *findings) { f.lastSeq, f.tail = 100, nil },
-			want{class: event.Lost, text: "the checkpoint says"}},
-		{"the same, accepted", func(f *findings) { f.lastSeq, f.tail, f.acceptGap = 100, nil, true },
-			want{after: at(2, 0x4000), base: 100, proof: proof}},
-		{"the last message lies before the checkpoint", func(f *findings) { f.last.position = at(2, 0x2F00) },
-			want{class: event.Lost, text: "before the checkpoint's"}},
-		{"the same, accepted", func(f *findings) { f.last.position, f.acceptGap = at(2, 0x2F00), true },
-			want{after: at(2, 0x2F00), base: 105, proof: proof}},
+		{
+			"nothing was stored since, and that message is gone", func(f *findings) { f.lastSeq, f.tail, f.last = 100, nil, nil },
+			want{after: at(2, 0x3000), base: 100, proof: proof},
+		},
+		{
+			"the checkpoint's message has another position", func(f *findings) { f.lastSeq, f.tail = 100, nil },
+			want{class: event.Lost, text: "the checkpoint says"},
+		},
+		{
+			"the same, accepted", func(f *findings) { f.lastSeq, f.tail, f.acceptGap = 100, nil, true },
+			want{after: at(2, 0x4000), base: 100, proof: proof},
+		},
+		{
+			"the last message lies before the checkpoint", func(f *findings) { f.last.position = at(2, 0x2F00) },
+			want{class: event.Lost, text: "before the checkpoint's"},
+		},
+		{
+			"the same, accepted", func(f *findings) { f.last.position, f.acceptGap = at(2, 0x2F00), true },
+			want{after: at(2, 0x2F00), base: 105, proof: proof},
+		},
 
-		{"fresh stream, no checkpoint", func(f *findings) { f.checkpoint, f.lastSeq, f.last, f.tail = nil, 0, nil, nil },
-			want{}},
+		{
+			"fresh stream, no checkpoint", func(f *findings) { f.checkpoint, f.lastSeq, f.last, f.tail = nil, 0, nil, nil },
+			want{},
+		},
 		{"claimed, nothing published", func(f *findings) {
 			f.checkpoint.Sequence, f.checkpoint.Position, f.checkpoint.XID = 0, event.Position{}, 0
 			f.lastSeq, f.last, f.tail = 0, nil, nil
@@ -115,27 +135,41 @@ func TestDecide(t *testing.T) {
 			f.checkpoint.Sequence, f.checkpoint.Position, f.checkpoint.XID = 0, event.Position{}, 0
 			f.lastSeq, f.last, f.tail, f.created = 0, nil, nil, madeAt.Add(time.Hour)
 		}, want{}},
-		{"lost bucket, last message ours", func(f *findings) { f.checkpoint, f.tail = nil, nil },
-			want{after: at(2, 0x4000), base: 105}},
-		{"lost bucket, last message gone", func(f *findings) { f.checkpoint, f.last, f.tail = nil, nil, nil },
-			want{class: event.Precondition, text: "no checkpoint"}},
-		{"lost bucket, last message foreign", func(f *findings) { f.checkpoint, f.last, f.tail = nil, &lastMessage{}, nil },
-			want{class: event.Precondition, text: "no checkpoint"}},
+		{
+			"lost bucket, last message ours", func(f *findings) { f.checkpoint, f.tail = nil, nil },
+			want{after: at(2, 0x4000), base: 105},
+		},
+		{
+			"lost bucket, last message gone", func(f *findings) { f.checkpoint, f.last, f.tail = nil, nil, nil },
+			want{class: event.Precondition, text: "no checkpoint"},
+		},
+		{
+			"lost bucket, last message foreign", func(f *findings) { f.checkpoint, f.last, f.tail = nil, &lastMessage{}, nil },
+			want{class: event.Precondition, text: "no checkpoint"},
+		},
 		{"lost bucket, last message foreign, adopted", func(f *findings) {
 			f.checkpoint, f.last, f.tail, f.adopt = nil, &lastMessage{}, nil, true
 		}, want{base: 105}},
-		{"no checkpoint, last message of another history", func(f *findings) { f.checkpoint, f.tail, f.last.position = nil, nil, at(2, 0xA000) },
-			want{class: event.Precondition, text: "no checkpoint"}},
+		{
+			"no checkpoint, last message of another history", func(f *findings) { f.checkpoint, f.tail, f.last.position = nil, nil, at(2, 0xA000) },
+			want{class: event.Precondition, text: "no checkpoint"},
+		},
 		{"no checkpoint, last message of another history, adopted: its position says nothing here", func(f *findings) {
 			f.checkpoint, f.tail, f.last.position, f.adopt = nil, nil, at(2, 0xA000), true
 		}, want{base: 105}},
 
-		{"checkpoint of another format", func(f *findings) { f.checkpoint.Version = 2 },
-			want{class: event.Precondition, text: "format version 2"}},
-		{"other owner", func(f *findings) { f.origin.Slot = "other" },
-			want{class: event.Precondition, text: "belongs to slot \"walrelay\""}},
-		{"other owner, adopted: drops nothing", func(f *findings) { f.origin.Slot, f.adopt = "other", true },
-			want{base: 105}},
+		{
+			"checkpoint of another format", func(f *findings) { f.checkpoint.Version = 2 },
+			want{class: event.Precondition, text: "format version 2"},
+		},
+		{
+			"other owner", func(f *findings) { f.origin.Slot = "other" },
+			want{class: event.Precondition, text: "belongs to slot \"walrelay\""},
+		},
+		{
+			"other owner, adopted: drops nothing", func(f *findings) { f.origin.Slot, f.adopt = "other", true },
+			want{base: 105},
+		},
 		{"adopted before, nothing published since: the last message is the other owner's", func(f *findings) {
 			f.checkpoint.Sequence, f.checkpoint.Position, f.checkpoint.XID = 105, event.Position{}, 0
 		}, want{base: 105}},
@@ -143,19 +177,31 @@ func TestDecide(t *testing.T) {
 			f.checkpoint.Sequence, f.checkpoint.Position, f.checkpoint.XID, f.last = 103, event.Position{}, 0, nil
 			f.tail = nil
 		}, want{base: 103, skip: 2}},
-		{"new system id, stream drained to the checkpoint", func(f *findings) { f.origin.SystemID, f.lastSeq = "new", 100 },
-			want{base: 100}},
-		{"new system id, messages after the checkpoint", func(f *findings) { f.origin.SystemID = "new" },
-			want{class: event.Lost, text: "5 messages after the last checkpoint"}},
-		{"the same, accepted", func(f *findings) { f.origin.SystemID, f.acceptGap = "new", true },
-			want{base: 105}},
-		{"new system id and another slot", func(f *findings) { f.origin.SystemID, f.origin.Slot = "new", "other" },
-			want{class: event.Precondition, text: "belongs to"}},
+		{
+			"new system id, stream drained to the checkpoint", func(f *findings) { f.origin.SystemID, f.lastSeq = "new", 100 },
+			want{base: 100},
+		},
+		{
+			"new system id, messages after the checkpoint", func(f *findings) { f.origin.SystemID = "new" },
+			want{class: event.Lost, text: "5 messages after the last checkpoint"},
+		},
+		{
+			"the same, accepted", func(f *findings) { f.origin.SystemID, f.acceptGap = "new", true },
+			want{base: 105},
+		},
+		{
+			"new system id and another slot", func(f *findings) { f.origin.SystemID, f.origin.Slot = "new", "other" },
+			want{class: event.Precondition, text: "belongs to"},
+		},
 
-		{"confirmed past the checkpoint", func(f *findings) { f.origin.ConfirmedFlush = 0x3011 },
-			want{class: event.Lost, text: "past the checkpoint"}},
-		{"the same, accepted", func(f *findings) { f.origin.ConfirmedFlush, f.acceptGap = 0x3011, true },
-			want{after: at(2, 0x4000), base: 105}},
+		{
+			"confirmed past the checkpoint", func(f *findings) { f.origin.ConfirmedFlush = 0x3011 },
+			want{class: event.Lost, text: "past the checkpoint"},
+		},
+		{
+			"the same, accepted", func(f *findings) { f.origin.ConfirmedFlush, f.acceptGap = 0x3011, true },
+			want{after: at(2, 0x4000), base: 105},
+		},
 
 		{"last message foreign, ours before it", func(f *findings) {
 			f.last = &lastMessage{}
@@ -181,8 +227,10 @@ func TestDecide(t *testing.T) {
 			f.last, f.acceptGap = &lastMessage{}, true
 			f.tail = append(tailOf(101, at(2, 0x3100)), tailOf(105, foreigner)...)
 		}, want{after: at(2, 0x3100), base: 105, proof: proof}},
-		{"foreign at the checkpoint: adopted then", func(f *findings) { f.lastSeq, f.last, f.tail = 100, &lastMessage{}, nil },
-			want{after: at(2, 0x3000), base: 100, proof: proof}},
+		{
+			"foreign at the checkpoint: adopted then", func(f *findings) { f.lastSeq, f.last, f.tail = 100, &lastMessage{}, nil },
+			want{after: at(2, 0x3000), base: 100, proof: proof},
+		},
 		{"foreign on a stream that was adopted without a position", func(f *findings) {
 			f.checkpoint.Position, f.checkpoint.XID, f.last, f.adopt = event.Position{}, 0, &lastMessage{}, true
 			f.tail = tailOf(101, foreigner, foreigner, foreigner, foreigner, foreigner)
@@ -233,12 +281,18 @@ func TestDecide(t *testing.T) {
 			f.origin.Tables = map[string][]string{"public.outbox": {"1/r7@9", "1/r9@11"}, "public.more": {"2/r8@9"}}
 		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
 
-		{"gone: counts off", gone,
-			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof}},
-		{"gone, no transaction in the checkpoint", func(f *findings) { gone(f); f.checkpoint.XID = 0 },
-			want{after: at(2, 0x3000), skip: 5, base: 100}},
-		{"gone, tables changed", func(f *findings) { gone(f); f.origin.Fingerprint = "more tables" },
-			want{class: event.Lost, text: "publications or tables were changed"}},
+		{
+			"gone: counts off", gone,
+			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof},
+		},
+		{
+			"gone, no transaction in the checkpoint", func(f *findings) { gone(f); f.checkpoint.XID = 0 },
+			want{after: at(2, 0x3000), skip: 5, base: 100},
+		},
+		{
+			"gone, tables changed", func(f *findings) { gone(f); f.origin.Fingerprint = "more tables" },
+			want{class: event.Lost, text: "publications or tables were changed"},
+		},
 		{"gone, tables changed, accepted: publishes again", func(f *findings) {
 			gone(f)
 			f.origin.Fingerprint, f.acceptGap = "more tables", true
@@ -256,8 +310,10 @@ func TestDecide(t *testing.T) {
 			gone(f)
 			f.checkpoint.Position = at(1, 0x0F00)
 		}, want{after: at(1, 0x0F00), skip: 5, base: 100}},
-		{"gone, and the server's WAL ends before the checkpoint", func(f *findings) { gone(f); f.origin.WALEnd = 0x3000 },
-			want{class: event.Lost, text: "ends at 0/3000"}},
+		{
+			"gone, and the server's WAL ends before the checkpoint", func(f *findings) { gone(f); f.origin.WALEnd = 0x3000 },
+			want{class: event.Lost, text: "ends at 0/3000"},
+		},
 
 		{"orphan: the promoted server never had the last event", func(f *findings) {
 			f.last.position = at(1, 0x1800)
@@ -269,17 +325,27 @@ func TestDecide(t *testing.T) {
 			f.checkpoint.Position = at(1, 0x0900)
 			f.origin.ConfirmedFlush = 0x0800
 		}, want{after: at(1, 0x0E00), base: 105, proof: &event.Checkpoint{Position: at(1, 0x0900), XID: 7, CommitTime: commitAt, Confirm: 0x3010}}},
-		{"the server went back in time", func(f *findings) { f.origin.WALEnd = 0x3800 },
-			want{class: event.Lost, text: "WAL of the server ends at 0/3800"}},
-		{"the server went back in time, accepted: drops nothing", func(f *findings) { f.origin.WALEnd, f.acceptGap = 0x3800, true },
-			want{base: 105}},
-		{"an old primary on a timeline that was left", func(f *findings) { f.last.position = at(3, 0x4000) },
-			want{class: event.Lost, text: "on timeline 2"}},
+		{
+			"the server went back in time", func(f *findings) { f.origin.WALEnd = 0x3800 },
+			want{class: event.Lost, text: "WAL of the server ends at 0/3800"},
+		},
+		{
+			"the server went back in time, accepted: drops nothing", func(f *findings) { f.origin.WALEnd, f.acceptGap = 0x3800, true },
+			want{base: 105},
+		},
+		{
+			"an old primary on a timeline that was left", func(f *findings) { f.last.position = at(3, 0x4000) },
+			want{class: event.Lost, text: "on timeline 2"},
+		},
 
-		{"forgotten: heals from the newest usable checkpoint", forgetful,
-			want{after: at(2, 0x2900), base: 90, proof: proofOf(earlier(80, 0x2800, nil))}},
-		{"forgotten, last message gone: counts from the earlier checkpoint", func(f *findings) { forgetful(f); f.last = nil },
-			want{after: at(2, 0x2800), skip: 10, base: 80, proof: proofOf(earlier(80, 0x2800, nil))}},
+		{
+			"forgotten: heals from the newest usable checkpoint", forgetful,
+			want{after: at(2, 0x2900), base: 90, proof: proofOf(earlier(80, 0x2800, nil))},
+		},
+		{
+			"forgotten, last message gone: counts from the earlier checkpoint", func(f *findings) { forgetful(f); f.last = nil },
+			want{after: at(2, 0x2800), skip: 10, base: 80, proof: proofOf(earlier(80, 0x2800, nil))},
+		},
 		{"forgotten, but the WAL after the earlier checkpoints is confirmed", func(f *findings) {
 			forgetful(f)
 			f.origin.ConfirmedFlush = 0x2A00
@@ -298,14 +364,18 @@ func TestDecide(t *testing.T) {
 				f.earlier[i].Created = madeAt.Add(-time.Hour)
 			}
 		}, want{class: event.Lost, text: "lost acked messages"}},
-		{"forgotten, no history: the last message is enough", func(f *findings) { forgetful(f); f.earlier = nil; f.origin.ConfirmedFlush = 0x2900 },
-			want{after: at(2, 0x2900), base: 90}},
+		{
+			"forgotten, no history: the last message is enough", func(f *findings) { forgetful(f); f.earlier = nil; f.origin.ConfirmedFlush = 0x2900 },
+			want{after: at(2, 0x2900), base: 90},
+		},
 		{"forgotten, no history, and the WAL after the last message is confirmed", func(f *findings) {
 			forgetful(f)
 			f.earlier, f.origin.ConfirmedFlush = nil, 0x2901
 		}, want{class: event.Lost, text: "its last sequence is 90, the checkpoint's is 100, and Postgres has dropped the WAL up to 0/2901: events from 2:0/2900:0/28F0:0 up to there are missing"}},
-		{"forgotten, no history, and the last message is gone", func(f *findings) { forgetful(f); f.earlier, f.last = nil, nil },
-			want{class: event.Lost, text: "events from the first one up to there are missing"}},
+		{
+			"forgotten, no history, and the last message is gone", func(f *findings) { forgetful(f); f.earlier, f.last = nil, nil },
+			want{class: event.Lost, text: "events from the first one up to there are missing"},
+		},
 		{"forgotten, no history, and the last message is of the source that it was adopted from", func(f *findings) {
 			forgetful(f)
 			f.earlier, f.checkpoint.Foreign = nil, 90
@@ -325,17 +395,25 @@ func TestDecide(t *testing.T) {
 				f.earlier[i].Timeline, f.earlier[i].Position.Timeline = 1, 1
 			}
 		}, want{class: event.Lost, text: "lost acked messages"}},
-		{"forgotten, the end is another client's", func(f *findings) { forgetful(f); f.last = &lastMessage{} },
-			want{class: event.Lost, text: "lost acked messages"}},
-		{"forgotten together with the checkpoint, as this process knows: goes on after the last message", func(f *findings) { f.acked = 110; f.earlier = []record{*f.checkpoint} },
-			want{after: at(2, 0x4000), base: 105, proof: proof}},
-		{"the same, last message gone: counts from the checkpoint", func(f *findings) { f.acked, f.last, f.tail, f.earlier = 110, nil, nil, []record{*f.checkpoint} },
-			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof}},
+		{
+			"forgotten, the end is another client's", func(f *findings) { forgetful(f); f.last = &lastMessage{} },
+			want{class: event.Lost, text: "lost acked messages"},
+		},
+		{
+			"forgotten together with the checkpoint, as this process knows: goes on after the last message", func(f *findings) { f.acked = 110; f.earlier = []record{*f.checkpoint} },
+			want{after: at(2, 0x4000), base: 105, proof: proof},
+		},
+		{
+			"the same, last message gone: counts from the checkpoint", func(f *findings) { f.acked, f.last, f.tail, f.earlier = 110, nil, nil, []record{*f.checkpoint} },
+			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof},
+		},
 		{"the same, and the WAL is confirmed past it", func(f *findings) {
 			f.acked, f.origin.ConfirmedFlush, f.earlier = 110, 0x4800, []record{*f.checkpoint}
 		}, want{class: event.Lost, text: "its last sequence is 105, the last one acked is 110, and Postgres has dropped the WAL up to 0/4800"}},
-		{"stream and bucket lost, as this process knows", func(f *findings) { f.acked, f.checkpoint, f.lastSeq, f.last, f.tail = 110, nil, 0, nil, nil },
-			want{class: event.Lost, text: "lost acked messages and its checkpoint: its last sequence is 0, 110 was acked"}},
+		{
+			"stream and bucket lost, as this process knows", func(f *findings) { f.acked, f.checkpoint, f.lastSeq, f.last, f.tail = 110, nil, 0, nil, nil },
+			want{class: event.Lost, text: "lost acked messages and its checkpoint: its last sequence is 0, 110 was acked"},
+		},
 		{"the same, accepted", func(f *findings) {
 			f.acked, f.checkpoint, f.lastSeq, f.last, f.tail, f.acceptGap = 110, nil, 0, nil, nil, true
 		}, want{}},
@@ -352,13 +430,17 @@ func TestDecide(t *testing.T) {
 			f.checkpoint.Position, f.checkpoint.XID = event.Position{}, 0
 		}, want{base: 90}},
 
-		{"stream made anew", func(f *findings) { forgetful(f); f.created, f.lastSeq, f.last = madeAt.Add(time.Hour), 0, nil },
-			want{class: event.Lost, text: "created anew"}},
+		{
+			"stream made anew", func(f *findings) { forgetful(f); f.created, f.lastSeq, f.last = madeAt.Add(time.Hour), 0, nil },
+			want{class: event.Lost, text: "created anew"},
+		},
 		{"stream made anew and filled by others to the checkpoint", func(f *findings) {
 			f.created, f.lastSeq, f.last, f.tail = madeAt.Add(time.Hour), 100, &lastMessage{}, nil
 		}, want{class: event.Lost, text: "created anew"}},
-		{"stream made anew and filled past the checkpoint", func(f *findings) { f.created = madeAt.Add(time.Hour) },
-			want{class: event.Lost, text: "created anew"}},
+		{
+			"stream made anew and filled past the checkpoint", func(f *findings) { f.created = madeAt.Add(time.Hour) },
+			want{class: event.Lost, text: "created anew"},
+		},
 		{"stream made anew, accepted", func(f *findings) {
 			f.created, f.lastSeq, f.last, f.tail, f.acceptGap = madeAt.Add(time.Hour), 0, nil, nil, true
 		}, want{}},

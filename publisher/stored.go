@@ -133,34 +133,24 @@ type State struct {
 // connects, blocks for a few round trips, and changes nothing. A stream or
 // bucket that does not exist yet says nothing.
 func (p *Publisher) Examine(ctx context.Context, slot, database string) (State, error) {
-	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
-	nc, err := connect(ctx, p.o.URL, append(opts, nats.NoReconnect()))
+	s, err := p.look(ctx)
 	if err != nil {
-		return State{}, p.classifyConnect(fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err)))
+		return State{}, p.classifyConnect(err)
 	}
-	defer nc.Close()
-	s := &Session{p: p, o: &p.o, nc: nc}
-	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
-		return State{}, err
-	}
+	defer s.nc.Close()
 	var state State
-	var f findings
-	err = s.readEnd(ctx, &f)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
+	if !s.exists() {
 		return state, nil
 	}
+	var f findings
+	c, err := s.readCheckpoint(ctx)
 	if err != nil {
+		return state, err
+	}
+	if err := s.readEnd(ctx, &f); err != nil {
 		return state, err
 	}
 	state.Sequence = f.lastSeq
-	c, err := s.readCheckpoint(ctx)
-	var api *apiError
-	if errors.As(err, &api) && api.ErrCode == codeStreamNotFound {
-		c, err = nil, nil // no bucket yet
-	}
-	if err != nil {
-		return state, err
-	}
 	if c != nil && c.Owner.Slot == slot && c.Owner.Database == database {
 		state.Claimed, state.Interrupted, state.Recovery = true, c.Backfill != "", c.Recovery
 		state.Position, state.Confirm, state.CommitTime = c.Position, c.Confirm, c.CommitTime

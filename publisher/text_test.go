@@ -1,7 +1,10 @@
 package publisher
 
 import (
+	"bufio"
 	"fmt"
+	"net"
+	"strings"
 	"testing"
 
 	"github.com/walrelay/walrelay/event"
@@ -25,5 +28,73 @@ func TestTextsThatChangeLittle(t *testing.T) {
 		if got, want := string(appendSize(nil, n)), fmt.Sprint(n); got != want {
 			t.Errorf("size: got %s, want %s", got, want)
 		}
+	}
+}
+
+func TestUsualAck(t *testing.T) {
+	ack := func(seq int, payload string) string {
+		return fmt.Sprintf("MSG _INBOX.a.%d 1 %d\r\n%s\r\n", seq, len(payload), payload)
+	}
+	form := func(seq int) string { return fmt.Sprintf(`{"stream":"S","domain":"D","seq":%d}`, seq) }
+	var u usualAck
+	learned := 0
+	for seq := 7; seq < 1200; seq++ {
+		text := ack(seq, form(seq))
+		r := bufio.NewReader(strings.NewReader(text + "PING\r\n"))
+		r.Peek(1)
+		if !u.take(r) {
+			u.learn(uint64(seq), fmt.Appendf(nil, "_INBOX.a.%d", seq), nil, []byte(form(seq)))
+			learned++
+			continue
+		}
+		if rest, _ := r.ReadString('\n'); rest != "PING\r\n" {
+			t.Fatalf("sequence %d: %q is left", seq, rest)
+		}
+	}
+	if learned != 4 {
+		t.Errorf("read %d acks in full, want the first one of each length", learned)
+	}
+	for _, text := range []string{
+		"", "MSG", ack(1199, form(1199)), ack(1201, form(1201)), ack(1200, form(1201)), ack(1201, form(1200)),
+		ack(1200, `{"stream":"S","domain":"D","seq":1200,"duplicate":true}`), ack(1200, form(1200))[:40],
+	} {
+		r := bufio.NewReader(strings.NewReader(text))
+		r.Peek(1)
+		if u.take(r) {
+			t.Errorf("took %q", text)
+		}
+	}
+	u.learn(3, []byte("_INBOX.a.3"), []byte("NATS/1.0 503\r\n\r\n"), nil)
+	if len(u.text) != 0 {
+		t.Errorf("expects %q after a reply that is no ack", u.text)
+	}
+}
+
+func TestGatherWaitsForHalfOfWhatIsToCome(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if !setReadFloor(conn, 1) {
+		t.Skip("SO_RCVLOWAT is for Linux only")
+	}
+	g := gather{w: &wire{conn: conn}}
+	for _, c := range []struct {
+		pending uint64
+		want    int
+	}{{0, 0}, {1, 0}, {7, 0}, {8, 256}, {15, 256}, {16, 512}, {100, 2048}, {2048, 4096}, {1 << 40, 4096}, {3, 0}} {
+		if g.adjust(c.pending); g.floor != c.want || g.cannot {
+			t.Errorf("%d acks to come: a read waits for %d bytes, want %d", c.pending, g.floor, c.want)
+		}
+	}
+	g = gather{w: &wire{conn: discard{}}}
+	if g.adjust(100); !g.cannot {
+		t.Error("a connection that is no socket can do it")
 	}
 }

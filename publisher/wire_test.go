@@ -511,8 +511,10 @@ func TestRead(t *testing.T) {
 		name, in, want, err string
 	}{
 		{"messages", "MSG a.1 1 2\r\nhi\r\nMSG a.2 1 0\r\n\r\nMSG a.3 1 reply.to 2\r\nho\r\n", "a.1||hi;a.2||;a.3||ho", "EOF"},
-		{"headers", "HMSG a.1 1 30 30\r\nNATS/1.0 503 No Responders\r\n\r\n\r\nHMSG a.2 1 r 12 14\r\nNATS/1.0\r\n\r\nok\r\n",
-			"a.1|NATS/1.0 503 No Responders\r\n\r\n|;a.2|NATS/1.0\r\n\r\n|ok", "EOF"},
+		{
+			"headers", "HMSG a.1 1 30 30\r\nNATS/1.0 503 No Responders\r\n\r\n\r\nHMSG a.2 1 r 12 14\r\nNATS/1.0\r\n\r\nok\r\n",
+			"a.1|NATS/1.0 503 No Responders\r\n\r\n|;a.2|NATS/1.0\r\n\r\n|ok", "EOF",
+		},
 		{"others", "PING\r\nINFO {}\r\n+OK\r\nPONG\r\nMSG a.1 1 1\r\nx\r\n", "a.1||x;PONG\r\n", "EOF"},
 		{"long subject", "MSG " + long + " 1 1\r\nx\r\n", long + "||x", "EOF"},
 		{"error", "-ERR 'Stale Connection'\r\nMSG a.1 1 1\r\nx\r\n", "", "Stale Connection"},

@@ -21,6 +21,7 @@
 // | ledger.go  | which LSN is confirmable when                      |
 // | hold.go    | what waits for the confirm delay                   |
 // | resume.go  | what is dropped when a session starts              |
+// | observer.go| what an observer of the relay is told              |
 // | silence.go | when a session that hears nothing is dead          |
 // | vouch.go   | up to where the log is known to have every row     |
 package relay

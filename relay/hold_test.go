@@ -122,7 +122,7 @@ func TestCheckpointsSpanTheConfirmDelay(t *testing.T) {
 				s := &session{o: &Options{ConfirmDelay: delay, StatusInterval: time.Second}, source: x, sink: x, hold: hold{delay: delay}}
 				start := time.Now()
 				for i := 1; i <= 1000; i++ {
-					time.Sleep(time.Second) // of the bubble's clock
+					<-time.After(time.Second) // of the bubble's clock
 					s.ledger.add(event.Checkpoint{Confirm: event.LSN(i)}, 0)
 					if err := s.settle(t.Context(), false); err != nil {
 						t.Fatal(err)

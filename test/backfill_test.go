@@ -141,7 +141,7 @@ func TestSlotMadeByHandIsNotBackfilled(t *testing.T) {
 }
 
 // rowsOf writes n events of an aggregate.
-func (r *rig) insert(aggregate string, n int) {
+func (r *rig) fill(aggregate string, n int) {
 	r.t.Helper()
 	r.exec(fmt.Sprintf(`insert into outbox (aggregate_type, aggregate_id, event_type, payload) select 'a', '%s', 'e', '{}' from generate_series(1, %d)`, aggregate, n))
 }
@@ -176,14 +176,14 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
 			r.relay.MustStart(t)
-			r.insert("before", 50)
+			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
 			if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
 				t.Fatalf("exit code %d", code)
 			}
-			r.insert("while away", 30)
+			r.fill("while away", 30)
 			lose(r)
-			r.insert("after", 20)
+			r.fill("after", 20)
 			r.relay.MustStart(t)
 			r.exited(t, 5, "walrelay slot recover walrelay", "50 rows of the table come after it")
 			ran := r.must(append([]string{"slot", "recover"}, r.flags()...)...)
@@ -192,7 +192,7 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 			}
 			r.once(100)
 			r.relay.MustStart(t)
-			r.insert("later", 10)
+			r.fill("later", 10)
 			r.once(110)
 		})
 	}
@@ -219,19 +219,19 @@ func TestTableLeavesThePublication(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
 			r.relay.MustStart(t)
-			r.insert("before", 50)
+			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
 			r.exec(strings.Split(c.leave, "; ")...)
 			if name == "renamed" {
 				r.exec(`insert into events (aggregate_type, aggregate_id, event_type, payload) values ('a', 'x', 'e', '{}')`)
 			} else {
-				r.insert("unseen", 1)
+				r.fill("unseen", 1)
 			}
 			r.exited(t, c.code, c.text)
 			r.exec(c.back...)
 			if name == "renamed" { // the log has every row
 				r.relay.MustStart(t)
-				r.insert("after", 9)
+				r.fill("after", 9)
 				r.once(60)
 				return
 			}
@@ -243,7 +243,7 @@ func TestTableLeavesThePublication(t *testing.T) {
 			r.must(append([]string{"slot", "recover", "--yes"}, r.flags()...)...)
 			r.once(51)
 			r.relay.MustStart(t)
-			r.insert("after", 9)
+			r.fill("after", 9)
 			r.once(60)
 		})
 	}
@@ -254,11 +254,11 @@ func TestSlotLostWhileStreamingEndsTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
 	r.relay.MustStart(t)
-	r.insert("before", 50)
+	r.fill("before", 50)
 	r.stored(50, 30*time.Second)
 	r.exec("create table churn (t text)", "alter system set max_slot_wal_keep_size = '1MB'", "alter system set max_wal_size = '32MB'", "select pg_reload_conf()")
 	r.nats.Freeze()
-	r.insert("stuck", 40)
+	r.fill("stuck", 40)
 	r.relay.Freeze()
 	for range 4 {
 		r.exec("insert into churn select repeat('x', 1000) from generate_series(1, 20000)", "select pg_switch_wal()", "checkpoint")
@@ -278,12 +278,12 @@ func TestSlotRecreatedWhileAwayIsAGap(t *testing.T) {
 	}{"pgoutput": {5, "events between may be missing"}, "test_decoding": {3, "plugin test_decoding"}} {
 		r := newRig(t, rigOptions{})
 		r.relay.MustStart(t)
-		r.insert("before", 50)
+		r.fill("before", 50)
 		r.stored(50, 30*time.Second)
 		if code := r.relay.MustStop(t, 15*time.Second); code != 0 {
 			t.Fatalf("exit code %d", code)
 		}
-		r.insert("while away", 5)
+		r.fill("while away", 5)
 		r.exec("select pg_drop_replication_slot('walrelay')", "select pg_create_logical_replication_slot('walrelay', '"+plugin+"')")
 		r.relay.MustStart(t)
 		r.exited(t, want.code, want.text)
@@ -309,11 +309,11 @@ func TestPartitionedOutbox(t *testing.T) {
 			t.Errorf("init again says:\n%s", again.Stdout)
 		}
 		old := `insert into outbox (aggregate_type, aggregate_id, event_type, payload, created_at) values ('a', 'old', 'e', '{}', now() - interval '1 year')`
-		r.insert("before", 20)
+		r.fill("before", 20)
 		r.exec(old)
 		r.relay.MustStart(t)
 		r.stored(21, 30*time.Second)
-		r.insert("after", 20)
+		r.fill("after", 20)
 		r.exec("create table old partition of outbox for values from ('2001-01-01') to ('2002-01-01')",
 			`insert into outbox (aggregate_type, aggregate_id, event_type, payload, created_at) values ('a', 'older', 'e', '{}', '2001-05-05')`,
 			"alter table outbox detach partition old", "drop table old", old)
@@ -330,10 +330,10 @@ func TestColumnsChangeUnderTheRelay(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
 	r.relay.MustStart(t)
-	r.insert("before", 20)
+	r.fill("before", 20)
 	r.exec("alter table outbox add column note text default 'x'", "alter table outbox drop column schema_version",
 		"create table more (id int primary key)", "alter publication walrelay add table more", "alter publication walrelay drop table more")
-	r.insert("after", 20)
+	r.fill("after", 20)
 	r.once(40)
 	r.exec("alter table outbox rename column event_type to kind")
 	r.exec(`insert into outbox (aggregate_type, aggregate_id, kind, payload) values ('a', 'x', 'e', '{}')`)

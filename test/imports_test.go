@@ -26,6 +26,7 @@ const (
 	modNKeys      = "github.com/nats-io/nkeys" // this and nuid come with nats.go anyway
 	modNUID       = "github.com/nats-io/nuid"
 	modPrometheus = "github.com/prometheus/client_golang"
+	modPromModel  = "github.com/prometheus/client_model" // comes with it; a histogram with classic and native buckets needs its type
 	modCobra      = "github.com/spf13/cobra"
 	modPFlag      = "github.com/spf13/pflag"
 	modYAML       = "go.yaml.in/yaml/v3"
@@ -47,7 +48,7 @@ var layers = map[string]layer{
 	"slotmgr":     {drivers: []string{modPGX}},
 	"relay":       {},
 	"operate":     {},
-	"metrics":     {ours: []string{"relay"}, drivers: []string{modPrometheus}},
+	"metrics":     {ours: []string{"relay"}, drivers: []string{modPrometheus, modPromModel}},
 	"config":      {drivers: []string{modPFlag, modYAML, modPGX}}, // pgx parses the DSN
 	"inbox":       {drivers: []string{modPGX, modNATS}},
 	"cmd/walrelay": {

@@ -715,13 +715,12 @@ func TestConfirmDelay(t *testing.T) {
 	committed := time.Now()
 	must(t, ws.Run(t.Context(), 500))
 	r.stored(ws.Diary.Committed(), 30*time.Second)
-	start := r.confirmed()
 	r.await(2*delay, "confirmed", func() bool { return r.unconfirmed() == 0 })
 	if early := time.Since(committed); early < delay {
 		t.Errorf("confirmed after %s, want %s at least", early, delay)
 	}
 	// A stop neither waits nor confirms early, and the next start repeats nothing.
-	start = r.confirmed()
+	start := r.confirmed()
 	must(t, ws.Run(t.Context(), 500))
 	r.stored(ws.Diary.Committed(), 30*time.Second)
 	began := time.Now()

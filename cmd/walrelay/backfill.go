@@ -21,34 +21,15 @@ import (
 	"github.com/walrelay/walrelay/slotmgr"
 )
 
-// ends are the two ends that a job spans.
-type ends struct {
-	cfg    *config.Config
-	pg     *pgx.ConnConfig
-	tables []outbox.Table
-	mapper *outbox.Mapper
-	pub    *publisher.Publisher
-	log    *slog.Logger
+// job is work that spans both ends and takes its time.
+type job struct {
+	*ends
+	log *slog.Logger
 }
 
-func newEnds(cfg *config.Config, log *slog.Logger) (*ends, error) {
-	e := &ends{cfg: cfg, log: log}
-	var err error
-	if e.pg, err = pgConfig(cfg); err != nil {
-		return nil, err
-	}
-	if e.tables, err = tables(cfg); err != nil {
-		return nil, err
-	}
-	if e.mapper, err = newMapper(cfg, e.tables); err != nil {
-		return nil, err
-	}
-	options, err := publisherOptions(cfg, e.mapper, log)
-	if err != nil {
-		return nil, err
-	}
-	e.pub, err = publisher.New(options)
-	return e, err
+func newJob(cfg *config.Config, log *slog.Logger) (*job, error) {
+	e, err := newEnds(cfg, log)
+	return &job{ends: e, log: log}, err
 }
 
 // situation is what both ends say of the slot.
@@ -59,8 +40,8 @@ type situation struct {
 	state    publisher.State
 }
 
-func (e *ends) look(ctx context.Context) (s situation, err error) {
-	conn, err := slotmgr.Connect(ctx, e.pg)
+func (j *job) look(ctx context.Context) (s situation, err error) {
+	conn, err := slotmgr.Connect(ctx, j.pg)
 	if err != nil {
 		return s, err
 	}
@@ -68,23 +49,23 @@ func (e *ends) look(ctx context.Context) (s situation, err error) {
 	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&s.database); err != nil {
 		return s, fmt.Errorf("read the name of the database: %w", err)
 	}
-	if s.slot, s.exists, err = slotmgr.Lookup(ctx, conn, e.cfg.Slot); err != nil {
+	if s.slot, s.exists, err = slotmgr.Lookup(ctx, conn, j.cfg.Slot); err != nil {
 		return s, err
 	}
-	s.state, err = e.pub.Examine(ctx, e.cfg.Slot, s.database)
+	s.state, err = j.pub.Examine(ctx, j.cfg.Slot, s.database)
 	return s, err
 }
 
 // backfill publishes the rows of the table before the relay starts, when there
 // is no slot yet. It reports whether the relay may start.
 func backfill(ctx context.Context, cfg *config.Config, log *slog.Logger, screen io.Writer) (bool, error) {
-	e, err := newEnds(cfg, log)
+	j, err := newJob(cfg, log)
 	if err != nil {
 		return false, err
 	}
 	var s situation
 	if err := patiently(ctx, cfg, log, func() error {
-		s, err = e.look(ctx)
+		s, err = j.look(ctx)
 		return err
 	}); err != nil || ctx.Err() != nil {
 		return false, err
@@ -102,7 +83,7 @@ func backfill(ctx context.Context, cfg *config.Config, log *slog.Logger, screen 
 	case s.state.Claimed && !s.state.Interrupted:
 		return false, slotmgr.Gone(cfg.Slot)
 	}
-	result, err := e.run(ctx, screen, operate.Options{})
+	result, err := j.run(ctx, screen, operate.Options{})
 	if err != nil || !result.Completed {
 		return false, err
 	}
@@ -121,61 +102,59 @@ func interrupted(slot string, state publisher.State) error {
 }
 
 // run runs a job whose options are those of o and the configuration.
-func (e *ends) run(ctx context.Context, screen io.Writer, o operate.Options) (operate.Result, error) {
-	show := &progress{w: screen, log: e.log, terminal: isTerminal(screen), began: time.Now()}
-	o.TakeSnapshot = e.snapshot
-	o.OpenSink = func(ctx context.Context, fail func(error)) (operate.Sink, error) { return e.pub.Open(ctx, fail) }
-	o.Mapper = e.mapper
-	o.Kept = e.kept
-	o.AcceptGap = e.cfg.Stream.AcceptGap
-	o.Halt = e.cfg.OnPoison == config.Halt
-	if o.MaxParkedInRow = e.cfg.MaxParkedInRow; o.MaxParkedInRow == 0 {
+func (j *job) run(ctx context.Context, screen io.Writer, o operate.Options) (operate.Result, error) {
+	show := &progress{w: screen, log: j.log, terminal: isTerminal(screen), began: time.Now()}
+	o.TakeSnapshot = j.snapshot
+	o.OpenSink = func(ctx context.Context, fail func(error)) (operate.Sink, error) { return j.pub.Open(ctx, fail) }
+	o.Mapper = j.mapper
+	o.Kept = j.kept
+	o.AcceptGap = j.cfg.Stream.AcceptGap
+	o.Halt = j.cfg.OnPoison == config.Halt
+	if o.MaxParkedInRow = j.cfg.MaxParkedInRow; o.MaxParkedInRow == 0 {
 		o.MaxParkedInRow = math.MaxInt
 	}
-	o.Interval = e.cfg.StatusInterval
-	o.DrainTimeout = e.cfg.DrainTimeout
-	o.BackoffMin, o.BackoffMax = e.cfg.Backoff.Min, e.cfg.Backoff.Max
-	o.Progress, o.Log = show.tell, e.log
-	job, err := operate.New(o)
+	o.Interval = j.cfg.StatusInterval
+	o.DrainTimeout = j.cfg.DrainTimeout
+	o.BackoffMin, o.BackoffMax = j.cfg.Backoff.Min, j.cfg.Backoff.Max
+	o.Progress, o.Log = show.tell, j.log
+	work, err := operate.New(o)
 	if err != nil {
 		return operate.Result{}, err
 	}
 	defer show.end()
-	return job.Run(ctx)
+	return work.Run(ctx)
 }
 
 // kept returns where the slot begins, 0 when it is not there.
-func (e *ends) kept(ctx context.Context) (event.LSN, error) {
-	conn, err := slotmgr.Connect(ctx, e.pg)
+func (j *job) kept(ctx context.Context) (event.LSN, error) {
+	conn, err := slotmgr.Connect(ctx, j.pg)
 	if err != nil {
 		return 0, err
 	}
 	defer hangUp(conn)
-	slot, _, err := slotmgr.Lookup(ctx, conn, e.cfg.Slot)
+	slot, _, err := slotmgr.Lookup(ctx, conn, j.cfg.Slot)
 	return slot.ConfirmedFlush, err
 }
 
 // snapshot is a replication.Snapshot with the reads of the tables in it.
 type snapshot struct {
 	*replication.Snapshot
-	ends   *ends
+	job    *job
 	tables map[string][]string
 }
 
-func (e *ends) snapshot(ctx context.Context) (operate.Snapshot, error) {
-	watch := &publicationWatch{pg: e.pg, slot: e.cfg.Slot, publications: e.cfg.Publications, tables: wanted(e.tables)}
+func (j *job) snapshot(ctx context.Context) (operate.Snapshot, error) {
+	watch := &publicationWatch{pg: j.pg, slot: j.cfg.Slot, publications: j.cfg.Publications, tables: wanted(j.outboxes)}
 	published, err := watch.begin(ctx)
 	watch.end()
 	if err != nil {
 		return nil, err
 	}
-	taken, err := replication.TakeSnapshot(ctx, replication.Config{
-		Conn: &e.pg.Config, Slot: e.cfg.Slot, Publications: e.cfg.Publications, Fingerprint: fingerprint(e.cfg),
-	}, temporarySlot(e.cfg.Slot))
+	taken, err := replication.TakeSnapshot(ctx, replicationConfig(j.cfg, j.pg, j.cfg.Slot), temporarySlot(j.cfg.Slot))
 	if err != nil {
 		return nil, err
 	}
-	return &snapshot{Snapshot: taken, ends: e, tables: published.Entries}, nil
+	return &snapshot{Snapshot: taken, job: j, tables: published.Entries}, nil
 }
 
 // temporarySlot is the same for every backfill of a slot, so that there can be
@@ -191,28 +170,28 @@ func (s *snapshot) Origin() event.Origin {
 	return o
 }
 
-func (s *snapshot) Keep(ctx context.Context) error { return s.Snapshot.Keep(ctx, s.ends.cfg.Slot) }
+func (s *snapshot) Keep(ctx context.Context) error { return s.Snapshot.Keep(ctx, s.job.cfg.Slot) }
 
 func (s *snapshot) Rows(ctx context.Context) (operate.Rows, error) {
-	return s.ends.rows(ctx, s.Name)
+	return s.job.rows(ctx, s.Name)
 }
 
-func (e *ends) rows(ctx context.Context, snapshot string) (*rows, error) {
-	conn, err := slotmgr.Connect(ctx, e.pg)
+func (j *job) rows(ctx context.Context, snapshot string) (*rows, error) {
+	conn, err := slotmgr.Connect(ctx, j.pg)
 	if err != nil {
 		return nil, err
 	}
-	r, err := outbox.OpenRows(ctx, conn, snapshot, e.tables, e.cfg.BackfillOrder, e.cfg.Publications)
+	r, err := outbox.OpenReader(ctx, conn, snapshot, j.outboxes, j.cfg.BackfillOrder, j.cfg.Publications)
 	if err != nil {
 		hangUp(conn)
 		return nil, err
 	}
-	return &rows{Rows: r, conn: conn}, nil
+	return &rows{Reader: r, conn: conn}, nil
 }
 
-// rows are outbox.Rows on a connection of their own.
+// rows are an outbox.Reader on a connection of their own.
 type rows struct {
-	*outbox.Rows
+	*outbox.Reader
 	conn *pgx.Conn
 }
 
@@ -286,11 +265,11 @@ func unpublished(ctx context.Context, cfg *config.Config, log *slog.Logger, err 
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	e, failed := newEnds(cfg, log)
+	j, failed := newJob(cfg, log)
 	if failed != nil {
 		return err
 	}
-	s, failed := e.look(ctx)
+	s, failed := j.look(ctx)
 	if failed != nil || s.exists && !s.slot.Lost() || !s.state.Claimed || s.state.Position.IsZero() {
 		return err
 	}
@@ -298,7 +277,7 @@ func unpublished(ctx context.Context, cfg *config.Config, log *slog.Logger, err 
 	if !s.state.CommitTime.IsZero() {
 		text += ", committed at " + s.state.CommitTime.UTC().Format(time.RFC3339)
 	}
-	if n, ok := e.newer(ctx, s.state.LastID); ok {
+	if n, ok := j.newer(ctx, s.state.LastID); ok {
 		text += fmt.Sprintf("; %d rows of the table come after it", n)
 	} else {
 		text += "; how many rows come after it cannot be told"
@@ -307,11 +286,11 @@ func unpublished(ctx context.Context, cfg *config.Config, log *slog.Logger, err 
 }
 
 // newer counts the rows that come after the one with an id.
-func (e *ends) newer(ctx context.Context, id string) (int64, bool) {
+func (j *job) newer(ctx context.Context, id string) (int64, bool) {
 	if id == "" {
 		return 0, false
 	}
-	r, err := e.rows(ctx, "")
+	r, err := j.rows(ctx, "")
 	if err != nil {
 		return 0, false
 	}
@@ -321,16 +300,16 @@ func (e *ends) newer(ctx context.Context, id string) (int64, bool) {
 }
 
 // dropLost drops the slot that a new one replaces, if it is there.
-func (e *ends) dropLost(ctx context.Context) error {
-	conn, err := slotmgr.Connect(ctx, e.pg)
+func (j *job) dropLost(ctx context.Context) error {
+	conn, err := slotmgr.Connect(ctx, j.pg)
 	if err != nil {
 		return err
 	}
 	defer hangUp(conn)
-	if _, exists, err := slotmgr.Lookup(ctx, conn, e.cfg.Slot); err != nil || !exists {
+	if _, exists, err := slotmgr.Lookup(ctx, conn, j.cfg.Slot); err != nil || !exists {
 		return err
 	}
-	return slotmgr.Drop(ctx, conn, e.cfg.Slot)
+	return slotmgr.Drop(ctx, conn, j.cfg.Slot)
 }
 
 var errStopped = errors.New("stopped before the end")

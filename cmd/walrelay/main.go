@@ -10,8 +10,10 @@ import (
 )
 
 func main() {
+	// First of all: a signal that comes earlier ends the process as it ends any other.
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
+	collectOften()
 	ctx, stop := onSignal(context.Background(), sigs, func() { os.Exit(report(os.Stderr, errForced)) })
 	code := execute(ctx, &process{
 		args: os.Args[1:], environ: os.Environ(),

@@ -101,6 +101,7 @@ func TestExamplesParse(t *testing.T) {
 	visit = func(c *cobra.Command) {
 		for line := range strings.SplitSeq(c.Example, "\n") {
 			line, _, _ = strings.Cut(line, "|")
+			line, _, _ = strings.Cut(line, ">")
 			words := strings.Fields(line)
 			if len(words) == 0 || words[0] != "walrelay" {
 				continue
@@ -156,7 +157,7 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{`run --table "a-b`, "double quote"},
 		{"run --table a-b", "invalid table"},
 		{"run --subject {nothing}", "nothing"},
-		{"init --table none --messages", `CREATE PUBLICATION "walrelay"`},
+		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
 		{"run --config /nonexistent/walrelay.yaml", "/nonexistent/walrelay.yaml"},
 	} {
@@ -388,6 +389,7 @@ func TestFingerprint(t *testing.T) {
 		"order":    func(c *config.Config) { c.Publications[0], c.Publications[1] = "b", "a" },
 		"spelling": func(c *config.Config) { c.Tables[0].Name = `"public".OUTBOX` },
 		"subject":  func(c *config.Config) { c.Subject = "x" },
+		"id":       func(c *config.Config) { c.Tables[1].Columns = map[string]string{"id": "id", "payload": "body"} },
 		"unused":   func(c *config.Config) { c.MessagePrefix = "other" },
 	}
 	for name, change := range same {
@@ -400,6 +402,7 @@ func TestFingerprint(t *testing.T) {
 	for name, change := range map[string]func(*config.Config){
 		"publication": func(c *config.Config) { c.Publications = c.Publications[:1] },
 		"table":       func(c *config.Config) { c.Tables[1].Name = "s.u" },
+		"id column":   func(c *config.Config) { c.Tables[1].Columns = map[string]string{"id": "event_id"} },
 		"messages":    func(c *config.Config) { c.Messages = true },
 		"joined":      func(c *config.Config) { c.Publications = []string{"a\nb"} },
 	} {

@@ -41,11 +41,11 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 		}
 		cfg.Slot = name
 		log, _ := newLogger(p, cfg.Log)
-		e, err := newEnds(cfg, log)
+		j, err := newJob(cfg, log)
 		if err != nil {
 			return err
 		}
-		s, err := e.look(cmd.Context())
+		s, err := j.look(cmd.Context())
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 		all = all || s.state.Sequence == 0 // nothing was ever published
 		// A backfill that was interrupted goes on as one: it is to publish every row.
 		backfill := s.state.Interrupted && !s.state.Recovery
-		result, err := e.run(cmd.Context(), p.err, operate.Options{Recover: !backfill, All: all, Drop: e.dropLost})
+		result, err := j.run(cmd.Context(), p.err, operate.Options{Recover: !backfill, All: all, Drop: j.dropLost})
 		if err != nil {
 			return err
 		}

@@ -37,7 +37,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	options, err := publisherOptions(cfg, mapper, log)
+	connect, err := natsOptions(cfg)
 	if err != nil {
 		return err
 	}
@@ -49,10 +49,14 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
 		meter, observer = watch.monitor, watch.monitor
 	}
-	options.Meter = meter
-	pub, err = publisher.New(options)
-	if err != nil {
+	options := publisherOptions(cfg, mapper, connect)
+	options.Meter, options.Log = meter, log
+	if pub, err = publisher.New(options); err != nil {
 		return err
+	}
+	conf := replicationConfig(cfg, pg, cfg.Slot)
+	conf.Warn = func(text, hint string) {
+		log.Warn("postgres holds events back", "warning", text, "hint", hint)
 	}
 	source := &sourceOpener{
 		pg:  pg,
@@ -63,17 +67,8 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		mapper: mapper,
 		tables: outboxes,
 		log:    log,
-		want: slotmgr.Want{
-			Slot: cfg.Slot, Publications: cfg.Publications, Tables: wanted(outboxes),
-			ApplicationName: applicationName(pg),
-		},
-		config: replication.Config{
-			Conn: &pg.Config, Slot: cfg.Slot, Publications: cfg.Publications, Messages: cfg.Messages,
-			WALSenderTimeout: cfg.WALSenderTimeout, Fingerprint: fingerprint(cfg),
-			Warn: func(text, hint string) {
-				log.Warn("postgres holds events back", "warning", text, "hint", hint)
-			},
-		},
+		want:   wantOf(cfg, pg, outboxes),
+		config: conf,
 	}
 	parked := cfg.MaxParkedInRow
 	if parked == 0 {
@@ -175,30 +170,26 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range found {
-		if f.Level == slotmgr.WARN {
-			o.log.Warn(f.Detail, "check", f.Name, "hint", f.Remedy)
-		}
-	}
-	if err := found.Err(); err != nil {
-		other := func(f slotmgr.Finding) bool { return f.Level == slotmgr.FAIL && f.Name != "slot" }
-		if !slices.ContainsFunc(found, other) {
-			if lost := o.missing(ctx, conn); lost != nil {
-				return lost
-			}
-		}
-		return err
-	}
 	for _, t := range o.tables {
-		cols, err := outbox.Inspect(ctx, conn, t)
+		advice, err := outbox.Advise(ctx, conn, o.mapper, t)
 		if err != nil {
 			return err
 		}
-		if err := o.mapper.Check(t, cols); err != nil {
-			return err
+		found = append(found, advice...)
+	}
+	for _, f := range found {
+		if f.Level == event.WARN {
+			o.log.Warn(f.Detail, "check", f.Name, "hint", f.Remedy)
 		}
 	}
-	return nil
+	err = found.Err()
+	unfit := func(f event.Finding) bool { return f.Level == event.FAIL && f.Name != "slot" }
+	if err != nil && !slices.ContainsFunc(found, unfit) {
+		if lost := o.missing(ctx, conn); lost != nil {
+			return lost
+		}
+	}
+	return err
 }
 
 // missing tells a slot that was never made, which the preflight finds, from one

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -17,7 +17,6 @@ import (
 	"github.com/walrelay/walrelay/config"
 	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/outbox"
-	"github.com/walrelay/walrelay/publisher"
 )
 
 // connectTimeout is that of each address of a DSN that sets none, for servers
@@ -102,26 +101,6 @@ func natsOptions(cfg *config.Config) ([]nats.Option, error) {
 	return opts, nil
 }
 
-func newMapper(cfg *config.Config, ts []outbox.Table) (*outbox.Mapper, error) {
-	return outbox.NewMapper(outbox.Mapping{
-		Tables: ts, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
-	})
-}
-
-func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, log *slog.Logger) (publisher.Options, error) {
-	connect, err := natsOptions(cfg)
-	return publisher.Options{
-		URL: cfg.NATS.URL.Reveal(), Connect: connect,
-		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
-		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
-		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
-		Bucket: cfg.Stream.CheckpointBucket,
-		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
-		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
-		Log: log,
-	}, err
-}
-
 // tables are the outbox tables; mistakes are joined in one Usage failure.
 func tables(cfg *config.Config) ([]outbox.Table, error) {
 	var all []outbox.Table
@@ -133,6 +112,7 @@ func tables(cfg *config.Config) ([]outbox.Table, error) {
 			continue
 		}
 		table.Preset, table.Columns, table.Subject = t.Preset, t.Columns, t.Subject
+		table.HeaderColumns = headerColumns(t.HeaderColumns)
 		if slices.ContainsFunc(all, func(o outbox.Table) bool { return o.String() == table.String() }) {
 			mistakes = append(mistakes, fmt.Errorf("table %s is named twice", table))
 		}
@@ -148,8 +128,33 @@ func tables(cfg *config.Config) ([]outbox.Table, error) {
 	return all, nil
 }
 
-// fingerprint changes when the same log would yield other events: with the
-// publications, the tables, or the prefix of logical messages.
+func headerColumns(cs []config.HeaderColumn) []outbox.HeaderColumn {
+	var all []outbox.HeaderColumn
+	for _, c := range cs {
+		all = append(all, outbox.HeaderColumn{Column: c.Column, Name: c.Header})
+	}
+	return all
+}
+
+// newMapper makes the mapper of the configured tables and messages.
+func newMapper(cfg *config.Config, tables []outbox.Table) (*outbox.Mapper, error) {
+	m := outbox.Mapping{
+		Tables: tables, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
+		HeaderColumns: headerColumns(cfg.HeaderColumns),
+		CloudEvents:   outbox.CloudEvents{On: cfg.CloudEvents, Source: cfg.CloudSource},
+	}
+	if cfg.Route.Regex != "" {
+		m.Route = outbox.Route{By: cfg.Route.By, Regex: cfg.Route.Regex}
+	}
+	for _, s := range cfg.TypeSubjects {
+		m.Overrides = append(m.Overrides, outbox.Override{AggregateType: s.AggregateType, EventType: s.EventType, Subject: s.Subject})
+	}
+	return outbox.NewMapper(m)
+}
+
+// fingerprint changes when the same log would yield other events, or events of
+// other ids: with the publications, the tables, their id columns, or the prefix
+// of logical messages.
 func fingerprint(cfg *config.Config) string {
 	h := sha256.New()
 	put := func(kind string, names []string) {
@@ -166,7 +171,7 @@ func fingerprint(cfg *config.Config) string {
 		if table, err := outbox.ParseTable(t.Name); err == nil {
 			name = fmt.Sprintf("%q.%q", table.Schema, table.Name) // however it is spelt
 		}
-		names = append(names, name)
+		names = append(names, fmt.Sprintf("%s %q", name, cmp.Or(t.Columns["id"], "id")))
 	}
 	if cfg.Messages {
 		prefixes = []string{cfg.MessagePrefix}

@@ -111,6 +111,7 @@ func (l *lab) stuck(ctx context.Context, b backlog, down time.Duration) (memory,
 		return memory{}, err
 	}
 	m := memoryOf(p.PID())
+	say("  peak %.1f MB before the broker is back, %.1f MB anonymous", mb(m.Peak), mb(m.Anon))
 	if err := l.nats.Start(ctx); err != nil {
 		return m, err
 	}

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/walrelay/walrelay/test/harness"
 )
 
 // stage is a part of an event's way with its share of the processor time.
@@ -29,6 +31,9 @@ func (l *lab) profile(ctx context.Context, events int, dir string) ([]stage, err
 	perf, err := exec.LookPath("perf")
 	if err != nil {
 		return nil, errors.New("the profile needs perf (Debian: linux-perf)")
+	}
+	if l.relay, err = withSymbols(ctx); err != nil {
+		return nil, err
 	}
 	b, err := l.write(ctx, backlog{Events: 5 * events, Rows: 10, Size: 256})
 	if err != nil {
@@ -74,6 +79,26 @@ func (l *lab) profile(ctx context.Context, events int, dir string) ([]stage, err
 		return nil, err
 	}
 	return stages(stacks), nil
+}
+
+// withSymbols builds the relay as a release is, but with the names of its functions.
+func withSymbols(ctx context.Context) (string, error) {
+	repo, err := harness.Repo()
+	if err != nil {
+		return "", err
+	}
+	dir, err := harness.Folder("profiled")
+	if err != nil {
+		return "", err
+	}
+	bin := under(dir, "walrelay")
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", bin, "./cmd/walrelay")
+	cmd.Dir = repo
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build walrelay: %w\n%s", err, out)
+	}
+	return bin, nil
 }
 
 // stack is a call chain, outermost first, with its number of samples.

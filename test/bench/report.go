@@ -85,8 +85,10 @@ func (r *results) measures() {
 		r.steadyRows()
 	}
 	for _, s := range r.Memory {
-		r.add(row{Measure: "memory, " + s.Name, Value: mb(s.Memory.Peak), Unit: "MB", Target: 20, Stretch: 14, AtMost: true,
-			Got: fmt.Sprintf("%.1f MB at the end, %.1f MB anonymous", mb(s.Memory.RSS), mb(s.Memory.Anon))})
+		r.add(row{
+			Measure: "memory, " + s.Name, Value: mb(s.Memory.Peak), Unit: "MB", Target: 20, Stretch: 14, AtMost: true,
+			Got: fmt.Sprintf("%.1f MB at the end, %.1f MB anonymous", mb(s.Memory.RSS), mb(s.Memory.Anon)),
+		})
 	}
 	for _, g := range r.Growth {
 		r.growthRow(g)
@@ -128,8 +130,10 @@ func (r *results) steadyRows() {
 	name := fmt.Sprintf("%s tx/s: ", count(rate))
 	r.add(row{Measure: name + "p50 to a bare listener", Value: steadyRatio(r.Steady, p50), Unit: "×", Target: 1.2, Stretch: 1, AtMost: true, Got: got(p50)})
 	r.add(row{Measure: name + "p99 to a bare listener", Value: steadyRatio(r.Steady, p99), Unit: "×", Target: 1.3, Stretch: 1, AtMost: true, Got: got(p99)})
-	r.add(row{Measure: name + "processor", Value: steady(r.Steady, theRelay, core), Unit: "% of a core", Target: 10, Stretch: 8, AtMost: true,
-		Got: fmt.Sprintf("the listener %.1f", steady(r.Steady, listener, core))})
+	r.add(row{
+		Measure: name + "processor", Value: steady(r.Steady, theRelay, core), Unit: "% of a core", Target: 10, Stretch: 8, AtMost: true,
+		Got: fmt.Sprintf("the listener %.1f", steady(r.Steady, listener, core)),
+	})
 }
 
 // growthRow tells how much more an event, or a byte of it, costs at its dearest than at the median.

@@ -244,7 +244,7 @@ func (w *world) judge(ctx context.Context, took time.Duration, drained bool) {
 	if drained {
 		w.deadLetters(ctx, stored)
 	}
-	w.t.Logf("%s steps=%d samples=%d recovery=%s connections_a_second=%d", res, len(w.plan.steps), len(w.witness.samples), took.Round(time.Millisecond), w.witness.busiest)
+	w.t.Logf("seed=%d %s steps=%d samples=%d recovery=%s connections_a_second=%d", w.plan.seed, res, len(w.plan.steps), len(w.witness.samples), took.Round(time.Millisecond), w.witness.busiest)
 }
 
 // deadLetters wants a dead letter for each marker, and no other.

@@ -11,4 +11,5 @@
 //	plan_test.go     seed → setup and faults     faults_test.go   what each fault does
 //	world_test.go    servers, links, relays      witness_test.go  what is recorded and judged
 //	chaos_test.go    the schedules that are run  alive_test.go    never stuck, never spinning
+//	                                             full_test.go     a broker without room
 package chaos

@@ -17,6 +17,7 @@ type plan struct {
 	window, rows, padding, rate int
 	status, ack, walSender      time.Duration
 	backoff                     time.Duration // longest
+	store                       int64         // bytes that a broker has for all its streams; 0 for plenty
 
 	length time.Duration // of the time in which faults begin
 	steps  []step
@@ -53,7 +54,7 @@ func newPlan(seed uint64, replicas int) *plan {
 		length:    between(rng, 2*time.Second, 3500*time.Millisecond),
 	}
 	if p.window == 1 {
-		p.rate = 50 // one round trip an event, three servers a round trip
+		p.rate, p.rows = 50, min(p.rows, 5) // each event takes a round trip
 	}
 	var able []*fault
 	for _, f := range faults {

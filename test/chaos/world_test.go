@@ -59,6 +59,7 @@ type relay struct {
 	toPostgres *harness.Proxy
 	toNATS     []*harness.Proxy
 	log        string
+	started    time.Time
 
 	mu    sync.Mutex
 	ended bool // by us
@@ -76,7 +77,7 @@ func newWorld(t testing.TB, p *plan) *world {
 		}
 	}
 	w.pg = harness.RunPostgres(t, harness.PostgresOptions{})
-	o := harness.NATSOptions{MaxPayload: maxPayload}
+	o := harness.NATSOptions{MaxPayload: maxPayload, MaxStore: p.store}
 	if p.replicas == 1 {
 		w.nodes = []*harness.NATS{harness.RunNATS(t, o)}
 		w.nc = w.nodes[0].MustConn(t)
@@ -138,6 +139,7 @@ func (r *relay) start(w *world) error {
 	r.mu.Lock()
 	r.ended = false
 	r.mu.Unlock()
+	r.started = time.Now()
 	if err := r.Start(); err != nil {
 		return err
 	}

@@ -296,6 +296,19 @@ func (n *NATS) ping(ctx context.Context) error {
 	return err
 }
 
+// SetMaxStore gives a running server another limit of file storage. It can be
+// raised only.
+func (n *NATS) SetMaxStore(bytes int64) error {
+	n.opts.MaxStore = bytes
+	if err := n.configure(); err != nil {
+		return err
+	}
+	if err := n.proc.signal(syscall.SIGHUP); err != nil { // reload
+		return fmt.Errorf("reload nats-server: %w", err)
+	}
+	return nil
+}
+
 // Stop ends the server with SIGTERM and returns when it is gone.
 func (n *NATS) Stop() error {
 	if !n.Running() {

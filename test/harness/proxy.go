@@ -48,7 +48,9 @@ type link struct {
 	client, server net.Conn
 	done           chan struct{}
 	once           sync.Once
+	number         int64
 	mute           bool // the other side is gone and nobody is told
+	held           bool // nothing passes until Heal
 }
 
 // RunProxy starts a proxy to target (host:port) that ends with the test.
@@ -142,6 +144,21 @@ func (p *Proxy) Cut() {
 // Stall stops forwarding; connections stay, new ones are accepted.
 func (p *Proxy) Stall() { p.change(func() { p.stalled = true }) }
 
+// HoldNewest stops forwarding on the connection that was accepted last.
+func (p *Proxy) HoldNewest() {
+	p.change(func() {
+		var newest *link
+		for l := range p.links {
+			if newest == nil || l.number > newest.number {
+				newest = l
+			}
+		}
+		if newest != nil {
+			newest.held = true
+		}
+	})
+}
+
 // HalfOpen makes one side of the present connections vanish: towards keeps
 // its connection, on which nothing is read and nothing comes any more, and the
 // other side sees RST. New connections are forwarded. Heal does not bring the
@@ -175,6 +192,9 @@ func (p *Proxy) Heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stalled, p.delay, p.rate, p.quota = false, 0, 0, [2]int64{-1, -1}
+	for l := range p.links {
+		l.held = false
+	}
 	p.notify()
 	if p.ln == nil && !p.closed {
 		return p.listen()
@@ -226,19 +246,19 @@ func (p *Proxy) accept(ln net.Listener) {
 		if err != nil {
 			return
 		}
-		p.accepted.Add(1)
-		p.running.Go(func() { p.serve(ln, c) })
+		number := p.accepted.Add(1)
+		p.running.Go(func() { p.serve(ln, c, number) })
 	}
 }
 
 // serve forwards one connection to its end.
-func (p *Proxy) serve(ln net.Listener, client net.Conn) {
+func (p *Proxy) serve(ln net.Listener, client net.Conn, number int64) {
 	server, err := net.DialTimeout("tcp", p.target, 5*time.Second)
 	if err != nil {
 		reset(client)
 		return
 	}
-	l := &link{client: client, server: server, done: make(chan struct{})}
+	l := &link{client: client, server: server, number: number, done: make(chan struct{})}
 	p.mu.Lock()
 	if p.ln != ln { // cut meanwhile
 		p.mu.Unlock()
@@ -359,7 +379,7 @@ func (p *Proxy) lost(l *link) bool {
 func (p *Proxy) open(l *link) bool {
 	for {
 		p.mu.Lock()
-		wait, changed := p.stalled || l.mute, p.changed
+		wait, changed := p.stalled || l.mute || l.held, p.changed
 		p.mu.Unlock()
 		if !wait {
 			select {
