@@ -225,7 +225,7 @@ func (b *Backfill) session(ctx context.Context, snap Snapshot) error {
 	if err != nil {
 		return onSink(err)
 	}
-	defer sink.Close()
+	defer func() { _ = sink.Close() }() // the first failure is the one that counts
 	p := &pass{Backfill: b, sink: sink, origin: snap.Origin(), known: newKnown()}
 	p.origin.Backfill, p.origin.Recovery = true, b.o.Recover
 	resume, err := sink.Resume(work, p.origin)

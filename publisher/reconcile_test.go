@@ -247,17 +247,25 @@ func TestDecide(t *testing.T) {
 			f.tail = tailOf(101, at(2, 0x3100), foreigner, at(2, 0x3300), at(2, 0x3400), at(2, 0x4000))
 		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
 
-		{"backfill interrupted, and the slot made since", func(f *findings) { f.checkpoint.Backfill = backfillRunning },
-			want{class: event.Lost, text: "backfill of stream \"orders\" was interrupted"}},
-		{"backfill done", func(f *findings) { f.checkpoint.Backfill = backfillDone },
-			want{after: at(2, 0x4000), base: 105, proof: proof}},
+		{
+			"backfill interrupted, and the slot made since", func(f *findings) { f.checkpoint.Backfill = backfillRunning },
+			want{class: event.Lost, text: "backfill of stream \"orders\" was interrupted"},
+		},
+		{
+			"backfill done", func(f *findings) { f.checkpoint.Backfill = backfillDone },
+			want{after: at(2, 0x4000), base: 105, proof: proof},
+		},
 		{"backfill: goes on from any state of its own stream", func(f *findings) {
 			f.origin.Backfill, f.origin.ConfirmedFlush, f.origin.SystemID = true, 0x8000, "new"
 		}, want{base: 105}},
-		{"backfill into the stream of another slot", func(f *findings) { f.origin.Backfill, f.origin.Slot = true, "other" },
-			want{class: event.Precondition, text: "belongs to"}},
-		{"backfill into a stream with foreign messages", func(f *findings) { f.origin.Backfill, f.last = true, &lastMessage{} },
-			want{class: event.Precondition, text: "was not written by walrelay"}},
+		{
+			"backfill into the stream of another slot", func(f *findings) { f.origin.Backfill, f.origin.Slot = true, "other" },
+			want{class: event.Precondition, text: "belongs to"},
+		},
+		{
+			"backfill into a stream with foreign messages", func(f *findings) { f.origin.Backfill, f.last = true, &lastMessage{} },
+			want{class: event.Precondition, text: "was not written by walrelay"},
+		},
 		{"backfill into a stream of another origin", func(f *findings) {
 			f.origin.Backfill, f.checkpoint, f.last, f.tail = true, nil, &lastMessage{}, nil
 		}, want{class: event.Precondition, text: "messages of another origin"}},

@@ -117,6 +117,15 @@ func TestDecideShared(t *testing.T) {
 		},
 
 		{
+			name: "backfill interrupted before the stream was shared", change: func(f *findings) { f.checkpoint.Backfill = backfillRunning },
+			class: event.Lost, text: "backfill of stream \"orders\" was interrupted",
+		},
+		{name: "a table was out of the publication since", change: func(f *findings) {
+			f.checkpoint.Tables = map[string][]string{"public.outbox": {"1/r7@9"}}
+			f.origin.Tables = map[string][]string{"public.outbox": {"1/r8@9"}}
+		}, class: event.Lost, text: "table public.outbox was made anew"},
+
+		{
 			name: "last sequence below the checkpoint: heals", change: func(f *findings) { earlier(f); f.lastSeq, f.own, f.known = 90, nil, nil },
 			after: at(2, 0x2800), base: 80, proof: earlierProof, text: "publishing them again",
 		},
@@ -537,4 +546,14 @@ func TestSharedStreamThatForgot(t *testing.T) {
 	if _, err := r.Resume(t.Context(), origin); event.ClassOf(err) != event.Lost {
 		t.Fatalf("got %v", err)
 	}
+}
+
+func TestSharedStreamTakesNoBackfill(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	o := optionsFor(n, "nobackfill")
+	o.Shared = true
+	origin := testOrigin()
+	origin.Backfill = true
+	_, err := open(t, newPublisher(t, o)).Resume(t.Context(), origin)
+	wantFailure(t, err, event.Usage, "a stream of its own")
 }

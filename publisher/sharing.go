@@ -12,7 +12,7 @@ import (
 
 // errSharedBackfill: which rows are stored is told by reading the whole stream,
 // and that they are all stored by its last sequence.
-var errSharedBackfill = event.Fail(event.Usage, "give walrelay a stream of its own with --stream, and leave out --shared-stream",
+var errSharedBackfill = event.Fail(event.Usage, "give walrelay a stream of its own with --stream and leave out --shared-stream; to go on without the rows make the slot with walrelay slot create and start with --accept-gap",
 	"rows of the table cannot be published to a shared stream")
 
 // readShared reads what decideShared needs of a shared stream.

@@ -121,3 +121,44 @@ func TestPassLosesToARelayThatWritesACheckpoint(t *testing.T) {
 		t.Fatal("the old session overwrote the checkpoint")
 	}
 }
+
+// Whoever passes over events has not looked at the publications, so what is
+// known of them stays.
+func TestPassKeepsWhatIsKnownOfTheTables(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	o := optionsFor(n, "tables")
+	origin := testOrigin()
+	origin.Tables = map[string][]string{"public.outbox": {"1/r7@9"}}
+	s := open(t, newPublisher(t, o))
+	if _, err := s.Resume(t.Context(), origin); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if moved, err := newPublisher(t, o).Pass(t.Context(), testOrigin(), event.Checkpoint{}, positionOfEvent(10).Commit); err != nil || !moved {
+		t.Fatalf("moved %v, %v", moved, err)
+	}
+	origin.Tables = map[string][]string{"public.outbox": {"1/r8@9"}}
+	_, err := open(t, newPublisher(t, o)).Resume(t.Context(), origin)
+	wantFailure(t, err, event.Lost, "slot recover walrelay")
+}
+
+func TestExamineTellsWhoClaimedTheStream(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	o := optionsFor(n, "examine")
+	p := newPublisher(t, o)
+	if v, err := p.Examine(t.Context(), "walrelay", "shop"); err != nil || v.Claimed || v.Sequence != 0 {
+		t.Fatalf("nothing there yet: %+v, %v", v, err)
+	}
+	r := begin(t, newPublisher(t, o))
+	if err := r.publish(t.Context(), numberedLog("examine", 3)); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	v, err := p.Examine(t.Context(), "walrelay", "shop")
+	if err != nil || !v.Claimed || v.Interrupted || v.Sequence != 3 || v.Position != positionOfEvent(3) || v.LastID == "" {
+		t.Errorf("got %+v, %v", v, err)
+	}
+	if v, err := p.Examine(t.Context(), "another", "shop"); err != nil || v.Claimed {
+		t.Errorf("of another slot: got %+v, %v", v, err)
+	}
+}

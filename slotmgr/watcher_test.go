@@ -203,12 +203,12 @@ func TestDiagnoseReadsTheSlot(t *testing.T) {
 	}
 	cause := state(codeUndefinedObject)
 	err := w.Diagnose(ctx, cause)
-	wantFailure(t, err, event.Lost, `slot "orders" is gone`, "walrelay slot create orders")
+	wantFailure(t, err, event.Lost, `slot "orders" is gone`, "walrelay slot recover orders")
 	if !errors.Is(err, cause) {
 		t.Errorf("%v does not wrap %v", err, cause)
 	}
 	_, err = w.Confirmed(ctx)
-	wantFailure(t, err, event.Lost, `slot "orders" is gone`, "walrelay slot create orders")
+	wantFailure(t, err, event.Lost, `slot "orders" is gone`, "walrelay slot recover orders")
 }
 
 func TestLostSlotIsTold(t *testing.T) {

@@ -211,8 +211,10 @@ func TestTableLeavesThePublication(t *testing.T) {
 		"taken out": {"alter publication walrelay drop table outbox", 3, "is not in publication", []string{"alter publication walrelay add table outbox"}},
 		"made anew": {"alter table outbox rename to was; create table outbox (like was including all); alter publication walrelay add table outbox", 5, "was made anew", nil},
 		"filtered":  {"alter publication walrelay set table outbox where (aggregate_type = 'b')", 5, "its publication was altered", []string{"alter publication walrelay set table outbox"}},
-		"no inserts": {"alter publication walrelay set (publish = 'update')", 3, "does not publish inserts",
-			[]string{"alter publication walrelay set (publish = 'insert')"}},
+		"no inserts": {
+			"alter publication walrelay set (publish = 'update')", 3, "does not publish inserts",
+			[]string{"alter publication walrelay set (publish = 'insert')"},
+		},
 		"renamed": {"alter table outbox rename to events", 3, `renamed to "public"."events"`, []string{"alter table events rename to outbox"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -184,8 +184,8 @@ func TestMetricsRightAfterALoad(t *testing.T) {
 	queries := func() int64 {
 		return query[int64](r, "select count(*) from pg_stat_activity where application_name = 'walrelay' and backend_type = 'client backend'")
 	}
-	if n := queries(); n != 2 { // the sampler, and the watcher of the shutdown
-		t.Errorf("%d ordinary connections, want 2", n)
+	if n := queries(); n != 3 { // the sampler, the watcher of the shutdown, and the watch over the publications
+		t.Errorf("%d ordinary connections, want 3", n)
 	}
 	var took []time.Duration
 	for range 50 {
