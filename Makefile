@@ -39,6 +39,7 @@ demo: build servers ## see it work on scratch servers; KEEP=1 leaves them runnin
 test: servers ## every test with the race detector on real servers, then each fuzz target for 5 s
 	$(RACE) $(UNITS)
 	$(RACE) $(SCENARIOS)
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) -C test/cloudevents test -count 1 ./...
 	tools/fuzz.sh 5s
 
 test-majors: servers ## the tests of slot, log and scenarios on Postgres 14 to 18, laid out from npm in MAJORS (MAJOR="17 18")
@@ -77,6 +78,7 @@ readme: ## write the table of options into README.md
 
 vet: ## go vet
 	$(GO) vet ./...
+	$(GO) -C test/cloudevents vet ./...
 
 lint: ## golangci-lint with .golangci.yml
 	$(LINT) run
@@ -85,6 +87,7 @@ tidy-check: ## fail when a go.mod is not tidy
 	$(GO) mod tidy -diff
 	$(GO) -C tools mod tidy -diff
 	$(GO) -C tools/lint mod tidy -diff
+	$(GO) -C test/cloudevents mod tidy -diff
 
 servers: ## what the tests start: find or install Postgres, build nats-server
 	@tools/postgres.sh >/dev/null

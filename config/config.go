@@ -18,7 +18,12 @@ type Config struct {
 	Publications  []string // exact names, never folded
 	Tables        []Table
 	Subject       string // template for the tables that have none of their own; empty leaves it to their presets
-	Messages      bool   // logical messages are events, too
+	TypeSubjects  []TypeSubject
+	Route         Route
+	HeaderColumns []HeaderColumn // of every table
+	CloudEvents   bool           // add the headers of CloudEvents
+	CloudSource   string         // their source; empty is the table's name
+	Messages      bool           // logical messages are events, too
 	MessagePrefix string
 
 	Stream Stream
@@ -62,21 +67,44 @@ type TLS struct {
 // Table is one outbox table and how its columns are read.
 type Table struct {
 	Name    string            // schema.table, quoted as in SQL where needed
-	Preset  string            // PresetDefault or PresetDebezium; empty is PresetDefault
+	Preset  string            // one of the presets; empty is PresetDefault
 	Columns map[string]string // role → column, over the preset's; empty when no column has the role
 	Subject string            // template; empty is Config.Subject
+
+	HeaderColumns []HeaderColumn
+}
+
+// TypeSubject is the template for the events of one type.
+type TypeSubject struct {
+	AggregateType string // empty is any
+	EventType     string // empty is any
+	Subject       string
+}
+
+// Route is a regular expression whose groups the subjects may name.
+type Route struct {
+	Regex string // empty is no route
+	By    string // role of the column that it looks at
+}
+
+// HeaderColumn is a column that becomes a header.
+type HeaderColumn struct {
+	Column string
+	Header string // empty is the column's name
 }
 
 // The column presets.
 const (
 	PresetDefault  = "default"
 	PresetDebezium = "debezium"
+	PresetSnake    = "snake" // another name of the default
 )
 
 // Stream describes the stream that is published to, and what is beside it.
 type Stream struct {
 	Name             string
 	Create           bool // create what is missing
+	Shared           bool // it has other writers
 	Replicas         int
 	DeadLetters      string // stream of the parked events
 	CheckpointBucket string // KV bucket
@@ -89,8 +117,9 @@ type OnPoison string
 
 // The policies.
 const (
-	Park OnPoison = "park"
-	Halt OnPoison = "halt"
+	Park          OnPoison = "park"
+	ParkAggregate OnPoison = "park-aggregate" // and what follows in the same aggregate
+	Halt          OnPoison = "halt"
 )
 
 // Backoff bounds the pause between two sessions.

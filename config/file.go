@@ -194,6 +194,12 @@ func (r *fileReader) table(n *yaml.Node, fail func(int, error)) Table {
 					fail(value.Content[j].Line, err)
 				}
 			}
+		case key.Value == "header_columns" && value.Kind == yaml.SequenceNode:
+			for _, e := range value.Content {
+				if err := t.put("header", resolve(e).Value); err != nil {
+					fail(e.Line, err)
+				}
+			}
 		case value.Kind != yaml.ScalarNode:
 			fail(key.Line, &mistake{"has no single value for " + key.Value, "write name, preset, subject and, as a mapping, columns"})
 		case key.Value == "name":
@@ -203,8 +209,8 @@ func (r *fileReader) table(n *yaml.Node, fail func(int, error)) Table {
 				fail(key.Line, err)
 			}
 		default:
-			remedy := "the keys are name, preset, subject and columns"
-			if n := Nearest(key.Value, []string{"name", "preset", "subject", "columns"}); n != "" {
+			remedy := "the keys are name, preset, subject, columns and header_columns"
+			if n := Nearest(key.Value, []string{"name", "preset", "subject", "columns", "header_columns"}); n != "" {
 				remedy = "did you mean " + n + "?"
 			}
 			fail(key.Line, &mistake{"has the unknown key " + key.Value, remedy})
@@ -248,7 +254,7 @@ func keyRemedy(path, prefix string) string {
 	return "the keys here are " + strings.Join(childKeys(prefix), ", ")
 }
 
-func sections() []string { return []string{"nats", "stream", "backoff", "log"} }
+func sections() []string { return []string{"nats", "stream", "backoff", "log", "route", "cloudevents"} }
 
 func childKeys(prefix string) []string {
 	var keys []string

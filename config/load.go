@@ -266,6 +266,9 @@ func (l *loader) check(c *Config) {
 	if len(c.Tables) == 0 && !c.Messages {
 		tell("there is no outbox table and logical messages are off, so there is nothing to relay", "name a table with --table, or set --messages", "table", "messages")
 	}
+	if c.CloudSource != "" && !c.CloudEvents {
+		tell("a source of CloudEvents is set without them", "set --cloudevents", "cloudevents-source")
+	}
 	if c.Messages && c.MessagePrefix == "" {
 		tell("the prefix of logical messages is empty", "set --message-prefix", "message-prefix")
 	}

@@ -50,6 +50,7 @@ func TestDefaults(t *testing.T) {
 		NATS:         NATS{URL: NewSecret("nats://127.0.0.1:4222", "nats://127.0.0.1:4222")},
 		Slot:         "walrelay",
 		Publications: []string{"walrelay"}, Tables: []Table{{Name: "public.outbox"}}, MessagePrefix: "walrelay",
+		Route:    Route{By: "aggregate_type"},
 		Stream:   Stream{Name: "OUTBOX", Replicas: 1, DeadLetters: "OUTBOX_DLQ", CheckpointBucket: "walrelay"},
 		OnPoison: Park, MaxParkedInRow: 100,
 		Window: 2048, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
@@ -74,7 +75,11 @@ func TestPrecedence(t *testing.T) {
 		case o.name == "log-format":
 			return [3]string{"auto", "json", "text"}
 		case o.name == "on-poison":
-			return [3]string{"park", "park", "halt"}
+			return [3]string{"park", "park-aggregate", "halt"}
+		case o.name == "route-by":
+			return [3]string{"aggregate_id", "event_type", "aggregate_type"}
+		case o.name == "type-subject":
+			return [3]string{"f=a", "order/e=b", "c/*=c.{event_type}"}
 		case o.name == "http-addr":
 			return [3]string{"f:1", "e:2", "c:3"}
 		case o.name == "wal-sender-timeout", o.name == "backoff-max":
@@ -114,6 +119,8 @@ func TestPrecedence(t *testing.T) {
 				rest = []string{"--nats-tls-key=k"}
 			case "nats-tls-key":
 				rest = []string{"--nats-tls-cert=k"}
+			case "cloudevents-source":
+				rest = []string{"--cloudevents"}
 			case "pprof":
 				rest = []string{"--http-addr=9187"}
 			}
@@ -174,11 +181,11 @@ func TestConfigByVariable(t *testing.T) {
 func TestTables(t *testing.T) {
 	want := []Table{
 		{Name: "public.outbox"},
-		{Name: `sales."Out,Box"`, Preset: "debezium", Columns: map[string]string{"id": "event_id", "headers": ""}, Subject: "s.{event_type}"},
+		{Name: `sales."Out,Box"`, Preset: "debezium", Columns: map[string]string{"id": "event_id", "headers": ""}, Subject: "s.{event_type}", HeaderColumns: []HeaderColumn{{"tenant", "X-Tenant"}, {"A:b", ""}}},
 	}
 	for name, c := range map[string]*Config{
-		"flags":    mustLoad(t, "", nil, "--table", "public.outbox", "--table", `sales."Out,Box",preset=debezium,id=event_id,headers=,subject=s.{event_type}`),
-		"variable": mustLoad(t, "", []string{`WALRELAY_TABLE=public.outbox; sales."Out,Box",preset=debezium,id=event_id,headers=,subject=s.{event_type}`}),
+		"flags":    mustLoad(t, "", nil, "--table", "public.outbox", "--table", `sales."Out,Box",preset=debezium,id=event_id,headers=,subject=s.{event_type},header=tenant:X-Tenant,header="A:b"`),
+		"variable": mustLoad(t, "", []string{`WALRELAY_TABLE=public.outbox; sales."Out,Box",preset=debezium,id=event_id,headers=,subject=s.{event_type},header=tenant:X-Tenant,header="A:b"`}),
 		"file": mustLoad(t, `
 tables:
   - public.outbox
@@ -188,6 +195,7 @@ tables:
     columns:
       id: event_id
       headers: ""
+    header_columns: [tenant:X-Tenant, '"A:b"']
 `, nil),
 	} {
 		if !reflect.DeepEqual(c.Tables, want) {
@@ -200,6 +208,38 @@ tables:
 	} {
 		if len(c.Tables) != 0 || !c.Messages {
 			t.Errorf("%s: got %+v", name, c)
+		}
+	}
+}
+
+func TestTypesAndHeaderColumns(t *testing.T) {
+	subjects := []TypeSubject{{"", "paid", "money.{aggregate_id}"}, {"order", "", "o=1.{event_type}"}, {"order", "made", "x"}}
+	columns := []HeaderColumn{{"tenant", "X-Tenant"}, {"region", ""}}
+	for name, c := range map[string]*Config{
+		"flags": mustLoad(t, "", nil, "--type-subject", "paid=money.{aggregate_id}", "--type-subject", "order/*=o=1.{event_type}",
+			"--type-subject", "order/made=x", "--header-column", "tenant:X-Tenant", "--header-column", "region"),
+		"variables": mustLoad(t, "", []string{
+			"WALRELAY_TYPE_SUBJECT=paid=money.{aggregate_id}; order/*=o=1.{event_type}; order/made=x", "WALRELAY_HEADER_COLUMN=tenant:X-Tenant, region",
+		}),
+		"file": mustLoad(t, "type_subjects: ['paid=money.{aggregate_id}', 'order/*=o=1.{event_type}', order/made=x]\nheader_columns: [tenant:X-Tenant, region]\n", nil),
+	} {
+		if !reflect.DeepEqual(c.TypeSubjects, subjects) || !reflect.DeepEqual(c.HeaderColumns, columns) {
+			t.Errorf("%s: got %+v and %+v", name, c.TypeSubjects, c.HeaderColumns)
+		}
+	}
+	for _, bad := range [][]string{
+		{"--type-subject", "paid"},
+		{"--type-subject", "*/*=a"},
+		{"--type-subject", "/x=a"},
+		{"--type-subject", "x="},
+		{"--type-subject", "x=a b"},
+		{"--header-column", ":x"},
+		{"--header-column", "a:"},
+		{"--header-column", "a:b:c"},
+		{"--cloudevents-source", "/x"},
+	} {
+		if _, err := load(t, "", nil, bad...); err == nil {
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
@@ -261,7 +301,7 @@ func TestAllMistakesAtOnce(t *testing.T) {
 		`WALRELAY_WINDOW: "many" is no number in range`,
 		`WALRELAY_STREM: is no variable of walrelay | did you mean WALRELAY_STREAM?`,
 		`--slot: "My-Slot" is no slot name`,
-		`--on-poison: "ignore" is no such choice | write park or halt`,
+		`--on-poison: "ignore" is no such choice | write park, park-aggregate or halt`,
 		`--backoff-min: the first pause`,
 		`--nats-token, --nats-user: more than one way`,
 	} {

@@ -82,13 +82,43 @@ var options = []*option{
 	},
 	{
 		name: "table", path: "tables", group: Tables, arg: "table", def: "public.outbox", list: true,
-		help: "outbox table, as schema.table[,preset=debezium][,ROLE=COLUMN…][,subject=TEMPLATE]; repeatable; none for messages only",
+		help: "outbox table, as schema.table[,preset=debezium][,ROLE=COLUMN…][,subject=TEMPLATE][,header=COLUMN[:HEADER]…]; repeatable; none for messages only",
 		set:  setTables,
 	},
 	{
 		name: "subject", path: "subject", group: Tables, arg: "template",
 		help: "subject of a message (default the preset's, such as outbox.{aggregate_type}.{event_type})",
 		set:  match(func(c *Config) *string { return &c.Subject }, subjectText, "is no subject template", "write tokens with dots between and without blanks, such as outbox.{aggregate_type}.{event_type}"),
+	},
+	{
+		name: "type-subject", path: "type_subjects", group: Tables, arg: "type=template", list: true,
+		help: "subject of the events of one type, as EVENT_TYPE=TEMPLATE, AGGREGATE_TYPE/EVENT_TYPE=TEMPLATE or AGGREGATE_TYPE/*=TEMPLATE; repeatable",
+		set:  setTypeSubjects,
+	},
+	{
+		name: "route-regex", path: "route.regex", group: Tables, arg: "regex",
+		help: "regular expression for the whole value of --route-by; --subject then may have its groups, as $1 or ${name}",
+		set:  text(func(c *Config) *string { return &c.Route.Regex }),
+	},
+	{
+		name: "route-by", path: "route.by", group: Tables, arg: "role", def: "aggregate_type",
+		help: "what --route-regex looks at: aggregate_type, aggregate_id or event_type",
+		set:  oneOf(func(c *Config) *string { return &c.Route.By }, "aggregate_type", "aggregate_id", "event_type"),
+	},
+	{
+		name: "header-column", path: "header_columns", group: Tables, arg: "column[:header]", list: true,
+		help: "further column of every table that becomes a header, as COLUMN[:HEADER]; repeatable; for one table, header=COLUMN[:HEADER] in --table",
+		set:  setHeaderColumns,
+	},
+	{
+		name: "cloudevents", path: "cloudevents.headers", group: Tables, def: "false",
+		help: "add the headers of CloudEvents, binary mode",
+		set:  boolean(func(c *Config) *bool { return &c.CloudEvents }),
+	},
+	{
+		name: "cloudevents-source", path: "cloudevents.source", group: Tables, arg: "uri",
+		help: "source of the CloudEvents (default the table, such as /public.outbox)",
+		set:  match(func(c *Config) *string { return &c.CloudSource }, subjectText, "is no URI", "write a URI or a path, such as https://example.com/orders or /orders"),
 	},
 	{
 		name: "messages", path: "messages", group: Tables, def: "false",
@@ -155,6 +185,10 @@ var options = []*option{
 		set: boolean(func(c *Config) *bool { return &c.Stream.Create }),
 	},
 	{
+		name: "shared-stream", path: "stream.shared", group: Streams, def: "false", help: "the stream has other writers: slower, and nothing twice only within its dedup window",
+		set: boolean(func(c *Config) *bool { return &c.Stream.Shared }),
+	},
+	{
 		name: "stream-replicas", path: "stream.replicas", group: Streams, arg: "n", def: "1", help: "replicas of a stream that is created",
 		set: number(func(c *Config) *int { return &c.Stream.Replicas }, 1, 5),
 	},
@@ -176,8 +210,8 @@ var options = []*option{
 	},
 
 	{
-		name: "on-poison", path: "on_poison", group: Relay, arg: "policy", def: string(Park), help: "what to do with an event that can never be stored: park or halt",
-		set: oneOf(func(c *Config) *OnPoison { return &c.OnPoison }, Park, Halt),
+		name: "on-poison", path: "on_poison", group: Relay, arg: "policy", def: string(Park), help: "what to do with an event that can never be stored: park it, park it and what follows in its aggregate (park-aggregate), or halt",
+		set: oneOf(func(c *Config) *OnPoison { return &c.OnPoison }, Park, ParkAggregate, Halt),
 	},
 	{
 		name: "max-parked-in-row", path: "max_parked_in_row", group: Relay, arg: "n", def: "100", help: "halt after so many parked events in a row; 0 never does",
@@ -345,11 +379,17 @@ func oneOf[T ~string](p func(*Config) *T, all ...T) func(*Config, given) error {
 			for i, a := range all {
 				names[i] = string(a)
 			}
-			return &mistake{"is no such choice", "write " + strings.Join(names, " or ")}
+			return &mistake{"is no such choice", "write " + alternatives(names)}
 		}
 		*p(c) = T(v.texts[0])
 		return nil
 	}
+}
+
+// alternatives writes names with "or" before the last.
+func alternatives(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
 func setLogLevel(c *Config, v given) error {

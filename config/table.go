@@ -8,7 +8,7 @@ import (
 // roles are the columns of an outbox table by what they are for.
 var roles = []string{"id", "aggregate_type", "aggregate_id", "event_type", "payload", "headers", "schema_version", "created_at", "content_type", "seq"}
 
-var presets = []string{PresetDefault, PresetDebezium}
+var presets = []string{PresetDefault, PresetDebezium, PresetSnake}
 
 // noTables is the word that stands for no outbox table at all.
 const noTables = "none"
@@ -70,7 +70,7 @@ func parseTable(s string) (Table, error) {
 
 // put sets what a key=value of a table says.
 func (t *Table) put(key, value string) error {
-	if value == "" && slices.Contains([]string{"preset", "subject", "id", "payload"}, key) {
+	if value == "" && slices.Contains([]string{"preset", "subject", "header", "id", "payload"}, key) {
 		return &mistake{"has no value for " + key, "write " + key + "=…"}
 	}
 	switch key {
@@ -78,6 +78,12 @@ func (t *Table) put(key, value string) error {
 		t.Preset = value
 	case "subject":
 		t.Subject = value
+	case "header":
+		c, err := parseHeaderColumn(value)
+		if err != nil {
+			return err
+		}
+		t.HeaderColumns = append(t.HeaderColumns, c)
 	default:
 		return t.column(key, value)
 	}
@@ -86,8 +92,8 @@ func (t *Table) put(key, value string) error {
 
 func (t *Table) column(role, column string) error {
 	if !slices.Contains(roles, role) {
-		remedy := "the roles are " + strings.Join(roles, ", ") + "; further keys are preset and subject"
-		if n := Nearest(role, append([]string{"preset", "subject"}, roles...)); n != "" {
+		remedy := "the roles are " + strings.Join(roles, ", ") + "; further keys are preset, subject and header"
+		if n := Nearest(role, append([]string{"preset", "subject", "header"}, roles...)); n != "" {
 			remedy = "did you mean " + n + "?"
 		}
 		return &mistake{"has the unknown key " + role, remedy}
@@ -107,10 +113,87 @@ func (t *Table) check() error {
 		return &mistake{"is no table name", `write schema.table, with double quotes around a part that has capitals or dots`}
 	}
 	if t.Preset != "" && !slices.Contains(presets, t.Preset) {
-		return &mistake{"has the unknown preset " + t.Preset, "the presets are " + strings.Join(presets, " and ")}
+		return &mistake{"has the unknown preset " + t.Preset, "write " + alternatives(presets)}
 	}
 	if t.Subject != "" && !subjectText.MatchString(t.Subject) {
 		return &mistake{"has blanks in its subject", "write tokens with dots between"}
 	}
 	return nil
+}
+
+// parseHeaderColumn reads COLUMN[:HEADER]; a column that has a colon in its
+// name is in double quotes.
+func parseHeaderColumn(s string) (HeaderColumn, error) {
+	parts, err := split(s, ":")
+	if err != nil {
+		return HeaderColumn{}, err
+	}
+	c := HeaderColumn{Column: parts[0]}
+	if n := len(c.Column); n > 1 && c.Column[0] == '"' && c.Column[n-1] == '"' {
+		c.Column = strings.ReplaceAll(c.Column[1:n-1], `""`, `"`)
+	}
+	if len(parts) == 2 {
+		c.Header = parts[1]
+	}
+	if c.Column == "" || len(parts) > 2 || len(parts) == 2 && c.Header == "" {
+		return c, &mistake{"is no column with a header", "write COLUMN or COLUMN:HEADER, such as tenant_id:X-Tenant"}
+	}
+	return c, nil
+}
+
+func setHeaderColumns(c *Config, v given) error {
+	var all []HeaderColumn
+	for _, t := range v.texts {
+		parts, err := split(t, ",;\n")
+		if err != nil {
+			return err
+		}
+		for _, p := range parts {
+			if p == "" {
+				continue
+			}
+			column, err := parseHeaderColumn(p)
+			if err != nil {
+				return err
+			}
+			all = append(all, column)
+		}
+	}
+	c.HeaderColumns = all
+	return nil
+}
+
+func setTypeSubjects(c *Config, v given) error {
+	var all []TypeSubject
+	for _, t := range v.texts {
+		parts, err := split(t, ";\n")
+		if err != nil {
+			return err
+		}
+		for _, p := range parts {
+			if p == "" {
+				continue
+			}
+			types, subject, ok := strings.Cut(p, "=")
+			aggregate, event, both := strings.Cut(strings.TrimSpace(types), "/")
+			if !both {
+				aggregate, event = "*", aggregate
+			}
+			subject = strings.TrimSpace(subject)
+			if !ok || aggregate == "" || event == "" || aggregate+event == "**" || !subjectText.MatchString(subject) {
+				return &mistake{"is no type with its subject", "write EVENT_TYPE=TEMPLATE, AGGREGATE_TYPE/EVENT_TYPE=TEMPLATE or AGGREGATE_TYPE/*=TEMPLATE"}
+			}
+			all = append(all, TypeSubject{unlessAny(aggregate), unlessAny(event), subject})
+		}
+	}
+	c.TypeSubjects = all
+	return nil
+}
+
+// unlessAny is the type that a word names, empty for the asterisk.
+func unlessAny(word string) string {
+	if word == "*" {
+		return ""
+	}
+	return word
 }

@@ -92,11 +92,12 @@ const (
 	ReasonDuplicateID   Reason = "duplicate_id"   // another row used the id
 	ReasonNotAuthorized Reason = "not_authorized" // publishing to the subject is not permitted
 	ReasonRefused       Reason = "refused"        // the server refused it for another reason that will not pass
+	ReasonAggregate     Reason = "aggregate"      // an earlier event of its aggregate is parked
 )
 
 // Reasons are all of them.
 var Reasons = []Reason{
-	ReasonTooLarge, ReasonHeaders, ReasonSubject, ReasonContent, ReasonNullID, ReasonDuplicateID, ReasonNotAuthorized, ReasonRefused,
+	ReasonTooLarge, ReasonHeaders, ReasonSubject, ReasonContent, ReasonNullID, ReasonDuplicateID, ReasonNotAuthorized, ReasonRefused, ReasonAggregate,
 }
 
 func (p *Poison) Error() string { return string(p.Reason) + ": " + p.Detail }

@@ -110,6 +110,7 @@ func TestPostgres(t *testing.T) {
 		"ReadOnly":                        testReadOnly,
 		"AtOnce":                          testAtOnce,
 		"Inspect":                         testInspect,
+		"Emitting":                        testEmitting,
 		"FailedApplyLeavesNothing":        testFailedApply,
 		"PayloadAndHeadersAsServerSends":  testServerText,
 		"ScriptAndApplyMakeTheSameThings": testScriptEqualsApply,
@@ -369,6 +370,39 @@ func testPartitioned(t *testing.T, d *databases) {
 	wantLines(t, mustApply(t, conn, Schema{Table: Table{Name: "c"}, Publication: "own"}), "publishes via the partition root")
 	wantLines(t, mustApply(t, conn, Schema{Table: Table{Name: "c1"}, Publication: "leaf"}), "publication",
 		"note: table public.c1 is a partition", "no unique index")
+}
+
+func testEmitting(t *testing.T, d *databases) {
+	conn := d.fresh(t)
+	role := `emit "x"; --` + fmt.Sprint(conn.PgConn().PID())
+	must(t, conn, "CREATE ROLE "+ident(role))
+	must(t, conn, `CREATE SCHEMA "My $walrelay$ Schema"`)
+	e := Emitting{Schema: "My $walrelay$ Schema", Prefix: `it's $walrelay$ \ %s`, Function: true, Emitters: []string{role}, Publication: `Pub "x'`}
+	changes, err := e.Apply(t.Context(), conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantLines(t, changes[:2], "publication \"Pub \"\"x'\" created", `function "My $walrelay$ Schema"."walrelay_emit" created`)
+	for range 2 {
+		must(t, conn, e.SQL())
+		if changes, err := e.Apply(t.Context(), conn); err != nil || len(changes) > 0 {
+			t.Errorf("again: %q, %v", changes, err)
+		}
+	}
+	id := ask[string](t, conn, `SELECT "My $walrelay$ Schema".walrelay_emit('order', '1', 'made', '{}')::text`)
+	if !uuidText([]byte(id)) {
+		t.Errorf("id %q", id)
+	}
+	if !ask[bool](t, conn, "SELECT bool_and(has_function_privilege($1::name, oid, 'EXECUTE') AND NOT has_function_privilege('public', oid, 'EXECUTE')) FROM pg_proc WHERE proname = 'pg_logical_emit_message'", role) {
+		t.Error("others may emit, or the role may not")
+	}
+	e.Emitters = []string{"nobody at all"}
+	if _, err := e.Apply(t.Context(), conn); err == nil {
+		t.Error("a role that does not exist is accepted")
+	}
+	if err := (Emitting{Schema: "x\x00", Prefix: "a\n"}).Validate(); event.ClassOf(err) != event.Usage {
+		t.Errorf("bad names: %v", err)
+	}
 }
 
 func testWithoutRights(t *testing.T, d *databases) {

@@ -10,7 +10,9 @@
 //     one Mapper of the Mapping. All mistakes are reported at once.
 //  2. Call Map from one goroutine. What it writes into the event lies in the
 //     record or in the Mapper: it is valid until the next record or the next call.
-//  3. Schema.SQL prints the DDL; Apply runs it and never alters a table.
+//  3. Schema.SQL prints the DDL; Apply runs it and never alters a table. Emitting
+//     is the same for logical messages.
+//  4. Rows reads a table as the replication stream would send it, for Map to show.
 //
 // # Roles
 //
@@ -48,13 +50,24 @@
 // split at the dots, read '%' as empty and decode %XX, and the template's
 // text with its raw values is back. Subjects are at most 1024 bytes long.
 //
+// An Override has a template for one type of event. With a Route a template has
+// groups of a regular expression, too, as $1 and ${name}; their text is encoded
+// as that of other values. Debezium leaves a value that does not match as the
+// topic; here it is poison, since no stream binds it but by accident.
+//
 // # Headers of the event's own
 //
 // The headers column holds a JSON object: strings as they are, numbers and
 // booleans as their JSON text, nested values as compact JSON, null dropped.
 // Names that control the server or that the relay sets are dropped and
 // counted, in any case: Nats-*, Status, Description, KV-Operation, Outbox-*.
-// Content-Type is replaced by the content_type column where there is one.
+// Content-Type is replaced by the content_type column where there is one. A
+// HeaderColumn makes a header of a column and wins over one of the same name.
+//
+// With CloudEvents the context attributes are added as ce- headers, with
+// percent-encoded values. Names of the event's own that begin with ce- are then
+// extension attributes; those that the relay sets are dropped and counted. An
+// event whose content type is application/cloudevents… is one by itself.
 //
 // # Logical messages
 //
@@ -68,4 +81,7 @@
 //	mapper.go   rows to events             apply.go    running it, and what it found
 //	message.go  logical messages           inspect.go  an existing table against the contract
 //	subject.go  templates and filters      json.go     members of an object, unchanged
+//	route.go    regular expressions        emit.go     the function of logical messages
+//	cloudevents.go  ce- headers            rows.go     reading the table
+//	sample.go   rows that are in the table, as events they would become
 package outbox

@@ -1,8 +1,10 @@
 package outbox
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -20,8 +22,51 @@ type Mapping struct {
 	// preset "outbox.event.{aggregate_type}".
 	Subject string
 
+	// Overrides are templates for some types of events, of any table and of
+	// messages. The most specific one wins.
+	Overrides []Override
+
+	// Route makes groups of a regular expression known to Subject and to the
+	// subjects of tables. The zero Route is none.
+	Route Route
+
+	// HeaderColumns are columns of every table that become headers.
+	HeaderColumns []HeaderColumn
+
+	CloudEvents CloudEvents
+
 	Messages bool   // honour logical messages
 	Prefix   string // of the messages that are honoured; "" is "walrelay"
+}
+
+// Override is the subject of the events of a type.
+type Override struct {
+	AggregateType string // "" is any
+	EventType     string // "" is any, but not both
+	Subject       string // template
+}
+
+// HeaderColumn is a column that becomes a header; NULL makes none.
+type HeaderColumn struct {
+	Column string
+	Name   string // of the header; "" is the column's
+}
+
+func (c HeaderColumn) name() string { return firstOf(c.Name, c.Column) }
+
+func (c HeaderColumn) check() error {
+	name := []byte(c.name())
+	switch {
+	case c.Column == "":
+		return errors.New("a header column has no name")
+	case badName(name):
+		return fmt.Errorf("column %q: %q cannot be a header's name", c.Column, c.name())
+	case fold(name, event.HeaderContentType):
+		return fmt.Errorf("column %q: the header %s is that of the role %s", c.Column, c.name(), roleContentType)
+	case controls(name):
+		return fmt.Errorf("column %q: the header %s would control the server or is the relay's own", c.Column, c.name())
+	}
+	return checkName(c.Column)
 }
 
 // DefaultPrefix is the prefix of logical messages that are events.
@@ -61,6 +106,44 @@ type source struct {
 	qualify  []byte // before ids that are not uuids
 	subject  *template
 	debezium bool
+	ceSource []byte // encoded; nil when no CloudEvents are asked for
+
+	overrides []override // the most specific first
+	roles     []string   // of the columns that any of the templates needs, or CloudEvents
+	columns   []HeaderColumn
+}
+
+// override is a compiled Override.
+type override struct {
+	aggregateType, eventType string // "" is any
+	subject                  *template
+}
+
+// template is the one for the event's type.
+func (s *source) template(ev *event.Event) *template {
+	for i := range s.overrides {
+		o := &s.overrides[i]
+		if (o.aggregateType == "" || o.aggregateType == string(ev.AggregateType)) &&
+			(o.eventType == "" || o.eventType == string(ev.EventType)) {
+			return o.subject
+		}
+	}
+	return s.subject
+}
+
+// need notes the roles of a template; a header that is a column's needs no
+// headers column.
+func (s *source) need(t *template) {
+	for _, role := range t.roles {
+		if role == roleHeaders && !slices.ContainsFunc(t.parts, func(p part) bool {
+			return p.kind == header && !slices.ContainsFunc(s.columns, func(c HeaderColumn) bool { return c.name() == p.text })
+		}) {
+			continue
+		}
+		if !slices.Contains(s.roles, role) {
+			s.roles = append(s.roles, role)
+		}
+	}
 }
 
 // compiled is what a Relation came to; the plan is nil when the table is not configured.
@@ -75,6 +158,8 @@ type plan struct {
 	id, aggregateType, aggregateID, eventType            int
 	payload, headers, schemaVersion, createdAt, contType int
 
+	columns []int // of source.columns
+
 	uuid, bytea bool
 	payloadType []byte
 }
@@ -88,14 +173,48 @@ func NewMapper(m Mapping) (*Mapper, error) {
 		names:  map[string]string{},
 	}
 	var filters []string
+	route, err := compileRoute(m.Route)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	overrides, bad := compileOverrides(m.Overrides)
+	errs = append(errs, bad...)
+	for _, o := range overrides {
+		filters = append(filters, o.subject.filter())
+	}
+	for _, c := range m.HeaderColumns {
+		if err := c.check(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if m.CloudEvents.On && m.CloudEvents.Source != "" {
+		if _, err := url.Parse(m.CloudEvents.Source); err != nil {
+			errs = append(errs, fmt.Errorf("source of CloudEvents %q is no URI reference", m.CloudEvents.Source))
+		}
+	}
 	add := func(s *source, subject string) {
-		t, err := compileTemplate(subject)
+		t, err := compileRouted(subject, route)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", s.name, err))
 			return
 		}
 		s.subject = t
+		s.overrides = overrides
 		filters = append(filters, t.filter())
+		s.need(t)
+		for _, o := range overrides {
+			s.need(o.subject)
+			if o.aggregateType != "" {
+				s.roles = append(s.roles, roleAggregateType)
+			}
+			if o.eventType != "" {
+				s.roles = append(s.roles, roleEventType)
+			}
+		}
+		if m.CloudEvents.On {
+			s.ceSource = ceSource(m.CloudEvents, s.name)
+			s.roles = append(s.roles, roleEventType)
+		}
 	}
 	for _, t := range m.Tables {
 		if bad := t.check(); len(bad) > 0 {
@@ -112,6 +231,13 @@ func NewMapper(m Mapping) (*Mapper, error) {
 			name:     t.String(),
 			qualify:  []byte(t.String() + ":"),
 			debezium: t.Preset == PresetDebezium,
+			columns:  slices.Concat(m.HeaderColumns, t.HeaderColumns),
+		}
+		for i, c := range s.columns {
+			if slices.ContainsFunc(s.columns[:i], func(o HeaderColumn) bool { return fold([]byte(o.name()), c.name()) }) ||
+				s.debezium && c.name() == debeziumID {
+				errs = append(errs, fmt.Errorf("table %s: two columns become the header %s", t, c.name()))
+			}
 		}
 		mp.tables[key] = s
 		add(s, firstOf(t.Subject, m.Subject, t.preset().subject))
@@ -132,6 +258,41 @@ func NewMapper(m Mapping) (*Mapper, error) {
 	}
 	mp.filters = disjoint(filters)
 	return mp, nil
+}
+
+// compileOverrides sorts the most specific ones to the front.
+func compileOverrides(all []Override) (compiled []override, errs []error) {
+	bad := func(o Override, err error) {
+		errs = append(errs, fmt.Errorf("subject of %s: %w", o.name(), err))
+	}
+	for i, o := range all {
+		t, err := compileTemplate(o.Subject)
+		switch {
+		case o.AggregateType == "" && o.EventType == "":
+			bad(o, errors.New("it names no type"))
+		case err != nil:
+			bad(o, err)
+		case slices.ContainsFunc(all[:i], func(p Override) bool { return p.name() == o.name() }):
+			bad(o, errors.New("it is given twice"))
+		default:
+			compiled = append(compiled, override{o.AggregateType, o.EventType, t})
+		}
+	}
+	rank := func(o override) int {
+		switch {
+		case o.aggregateType == "":
+			return 1 // one type of event
+		case o.eventType == "":
+			return 2 // all of an aggregate's
+		}
+		return 0
+	}
+	slices.SortStableFunc(compiled, func(a, b override) int { return rank(a) - rank(b) })
+	return compiled, errs
+}
+
+func (o Override) name() string {
+	return firstOf(o.AggregateType, "*") + "/" + firstOf(o.EventType, "*")
 }
 
 func firstOf(s ...string) string {
@@ -233,10 +394,10 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 	find := func(role string) int {
 		column := s.table.column(role)
 		_, explicit := s.table.Columns[role]
-		needed := explicit || role == roleID || role == rolePayload || slices.Contains(s.subject.roles, role)
+		needed := explicit || role == roleID || role == rolePayload || slices.Contains(s.roles, role)
 		if column == "" {
-			if slices.Contains(s.subject.roles, role) {
-				faults = append(faults, fmt.Sprintf("no column has the role %s, which the subject needs", role))
+			if slices.Contains(s.roles, role) {
+				faults = append(faults, fmt.Sprintf("no column has the role %s, which the %s", role, s.needs(role)))
 			}
 			return -1
 		}
@@ -262,6 +423,13 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 		createdAt:     find(roleCreatedAt),
 		contType:      find(roleContentType),
 	}
+	for _, c := range s.columns {
+		i := slices.IndexFunc(rel.Columns, func(r event.Column) bool { return r.Name == c.Column })
+		if i < 0 {
+			faults = append(faults, fmt.Sprintf("column %q (header %s) is missing", c.Column, c.name()))
+		}
+		p.columns = append(p.columns, i)
+	}
 	if len(faults) > 0 {
 		var have []string
 		for _, c := range rel.Columns {
@@ -277,6 +445,14 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 	p.bytea = rel.Columns[p.payload].Type == event.TypeBytea
 	p.payloadType = payloadType(rel.Columns[p.payload].Type)
 	return p, nil
+}
+
+// needs says what a role is needed for.
+func (s *source) needs(role string) string {
+	if role == roleEventType && s.ceSource != nil {
+		return "type of a CloudEvent needs"
+	}
+	return "subject needs"
 }
 
 // begin makes ev the empty event of rec.
@@ -325,7 +501,11 @@ func (m *Mapper) row(p *plan, rec *event.Record, ev *event.Event) {
 	if p.debezium {
 		m.header(ev, debeziumID, ev.ID)
 	}
-	m.content(ev, p.source, value(rec, p.headers), value(rec, p.contType), p.payloadType, version)
+	own := len(ev.Headers)
+	for i, column := range p.columns {
+		m.header(ev, p.source.columns[i].name(), value(rec, column))
+	}
+	m.content(ev, p.source, own, value(rec, p.headers), value(rec, p.contType), p.payloadType, version)
 
 	payload := value(rec, p.payload)
 	if !p.bytea {
@@ -408,40 +588,62 @@ func (m *Mapper) committed(ev *event.Event) {
 	ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.commitText})
 }
 
-// content adds the event's own headers and the content type, and the subject,
-// which may need them.
-func (m *Mapper) content(ev *event.Event, s *source, headers, contentType, byPayload, version []byte) {
-	own := len(ev.Headers)
+// content adds the event's own headers, the first of which, at own, are those
+// of columns, the content type, and the subject, which may need them.
+func (m *Mapper) content(ev *event.Event, s *source, own int, headers, contentType, byPayload, version []byte) {
 	if headers != nil {
-		if t := m.own(ev, headers, s.debezium); contentType == nil {
+		if t := m.own(ev, s, own, headers); contentType == nil {
 			contentType = t
 		}
 	}
-	v := subjectValues{
+	m.route(ev, s.template(ev), &subjectValues{
 		aggregateType: ev.AggregateType,
 		aggregateID:   ev.AggregateID,
 		eventType:     ev.EventType,
 		schemaVersion: version,
 		headers:       ev.Headers[own:],
+	})
+	if contentType == nil {
+		contentType = byPayload
+		ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderContentType, Value: byPayload})
+	} else {
+		m.header(ev, event.HeaderContentType, contentType)
+	}
+	if s.ceSource != nil {
+		m.cloudEvent(ev, s, contentType, own)
+	}
+}
+
+// route makes the subject.
+func (m *Mapper) route(ev *event.Event, t *template, v *subjectValues) {
+	if r := t.route; r != nil {
+		switch r.by {
+		case roleAggregateID:
+			v.routed = ev.AggregateID
+		case roleEventType:
+			v.routed = ev.EventType
+		default:
+			v.routed = ev.AggregateType
+		}
+		var ok bool
+		if v.groups, ok = r.match(v.routed); !ok {
+			m.poison(event.ReasonSubject, "%s %q does not match the route's expression", r.by, shorten(v.routed))
+			return
+		}
 	}
 	n := len(m.buf)
 	var ok bool
-	if m.buf, ok = s.subject.append(m.buf, &v); ok {
+	if m.buf, ok = t.append(m.buf, v); ok {
 		ev.Subject = m.since(n)
-	} else {
-		m.poison(event.ReasonSubject, "the subject is longer than %d bytes", maxSubject)
-		m.buf = m.buf[:n]
-	}
-	if contentType == nil {
-		ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderContentType, Value: byPayload})
 		return
 	}
-	m.header(ev, event.HeaderContentType, contentType)
+	m.poison(event.ReasonSubject, "the subject is longer than %d bytes", maxSubject)
+	m.buf = m.buf[:n]
 }
 
 // own adds the headers of a JSON object and returns its Content-Type, nil when
-// it has none.
-func (m *Mapper) own(ev *event.Event, raw []byte, debezium bool) (contentType []byte) {
+// it has none. Those of columns, from own on, are kept.
+func (m *Mapper) own(ev *event.Event, s *source, own int, raw []byte) (contentType []byte) {
 	if string(skipSpace(raw)) == "null" {
 		return nil
 	}
@@ -450,17 +652,22 @@ func (m *Mapper) own(ev *event.Event, raw []byte, debezium bool) (contentType []
 		m.poison(event.ReasonHeaders, "the headers are not a JSON object")
 		return nil
 	}
+	columns := ev.Headers[own:len(ev.Headers):len(ev.Headers)]
 	for o.next() {
 		if null(o.value) {
 			continue
 		}
 		name := unquote(o.key)
-		if controls(name) || debezium && string(name) == debeziumID {
+		ce := s.ceSource != nil && hasFoldPrefix(name, cePrefix)
+		if controls(name) || s.debezium && string(name) == debeziumID || ce && ceOwn(name) {
 			m.stripped.Add(1)
 			continue
 		}
-		if badName(name) {
+		if badName(name) || ce && !(bytes.HasPrefix(name, []byte(cePrefix)) && ceName(name[len(cePrefix):])) {
 			m.poison(event.ReasonHeaders, "%q cannot be a header's name", shorten(name))
+			continue
+		}
+		if slices.ContainsFunc(columns, func(h event.Header) bool { return fold(name, h.Name) }) {
 			continue
 		}
 		n := len(m.buf)
@@ -469,7 +676,13 @@ func (m *Mapper) own(ev *event.Event, raw []byte, debezium bool) (contentType []
 			contentType = m.since(n)
 			continue
 		}
-		m.header(ev, m.intern(name), m.since(n))
+		v := m.since(n)
+		if ce {
+			n = len(m.buf)
+			m.buf = appendCE(m.buf, v)
+			v = m.since(n)
+		}
+		m.header(ev, m.intern(name), v)
 	}
 	return contentType
 }

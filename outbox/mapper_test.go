@@ -547,7 +547,7 @@ func FuzzHeaders(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		m.buf, m.bad = m.buf[:0], nil
 		var ev event.Event
-		contentType := m.own(&ev, raw, false)
+		contentType := m.own(&ev, m.messages, 0, raw)
 		checkHeaders(t, ev.Headers)
 		for _, h := range ev.Headers {
 			if controls([]byte(h.Name)) {

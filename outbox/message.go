@@ -61,9 +61,10 @@ func (m *Mapper) message(rec *event.Record, ev *event.Event) {
 	m.describe(ev, m.scalar(roleAggregateType, f.aggregateType, true),
 		m.scalar(roleAggregateID, f.aggregateID, true), m.scalar(roleEventType, f.eventType, true))
 	// The DDL forbids NULL there; in messages only this does.
-	m.needed(roleAggregateType, ev.AggregateType)
-	m.needed(roleAggregateID, ev.AggregateID)
-	m.needed(roleEventType, ev.EventType)
+	roles := m.messages.template(ev).roles
+	m.needed(roles, roleAggregateType, ev.AggregateType)
+	m.needed(roles, roleAggregateID, ev.AggregateID)
+	m.needed(roles, roleEventType, ev.EventType)
 
 	switch created := m.scalar(roleCreatedAt, f.createdAt, false); {
 	case m.created(ev, created):
@@ -82,7 +83,7 @@ func (m *Mapper) message(rec *event.Record, ev *event.Event) {
 	case f.payloadBase64 != nil:
 		byPayload = contentBytes
 	}
-	m.content(ev, m.messages, f.headers, m.scalar(roleContentType, f.contentKey, false), byPayload, version)
+	m.content(ev, m.messages, len(ev.Headers), f.headers, m.scalar(roleContentType, f.contentKey, false), byPayload, version)
 	m.body(ev, &f)
 }
 
@@ -126,8 +127,8 @@ func (m *Mapper) scalar(key string, raw []byte, numbers bool) []byte {
 	return nil
 }
 
-func (m *Mapper) needed(role string, v []byte) {
-	if v == nil && slices.Contains(m.messages.subject.roles, role) {
+func (m *Mapper) needed(roles []string, role string, v []byte) {
+	if v == nil && slices.Contains(roles, role) {
 		m.poison(event.ReasonContent, "the message has no %q, which the subject needs", role)
 	}
 }

@@ -157,11 +157,15 @@ func guarded(condition, statement string) string {
 
 // doBlock wraps PL/pgSQL in a dollar quote that does not occur in it.
 func doBlock(body string) string {
+	return "DO " + dollarQuoted("\nBEGIN\n"+body+"END\n") + ";\n"
+}
+
+func dollarQuoted(body string) string {
 	tag := "$walrelay$"
 	for n := 0; strings.Contains(body, tag); n++ {
 		tag = fmt.Sprintf("$walrelay%d$", n)
 	}
-	return "DO " + tag + "\nBEGIN\n" + body + "END\n" + tag + ";\n"
+	return tag + body + tag
 }
 
 // quote is a string literal, whatever standard_conforming_strings says.

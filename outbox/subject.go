@@ -31,12 +31,13 @@ const (
 	schemaVersion
 	header
 	partition
+	group
 )
 
 type part struct {
 	kind partKind
 	text string // literal's text or header's name
-	n    uint64 // partitions
+	n    uint64 // partitions, or the number of the route's group
 }
 
 // role is the column that the placeholder reads.
@@ -60,35 +61,73 @@ func (p part) role() string {
 type template struct {
 	parts []part
 	roles []string // of the columns it needs
+	route *route   // whose groups it has; nil without
 }
 
 // subjectValues is what placeholders are filled with.
 type subjectValues struct {
 	aggregateType, aggregateID, eventType, schemaVersion []byte
 	headers                                              []event.Header
+
+	routed []byte // what the route's expression has matched
+	groups []int  // its groups, as regexp has them
 }
 
-func compileTemplate(s string) (*template, error) {
+func compileTemplate(s string) (*template, error) { return compileRouted(s, nil) }
+
+// compileRouted compiles a template in which $1 and ${name} are groups of r,
+// and a backslash takes the next character as it is, as in a replacement of
+// Debezium's router. A nil r leaves these signs as they are.
+func compileRouted(s string, r *route) (*template, error) {
 	var errs []error
-	t := &template{}
+	t := &template{route: r}
+	marks := "{"
+	if r != nil {
+		marks = `{$\`
+		t.roles = append(t.roles, r.by)
+	}
 	// shape is the template with every placeholder as one harmless byte, to
 	// look at its tokens.
 	var shape strings.Builder
-	for rest := s; rest != ""; {
-		open := strings.IndexByte(rest, '{')
-		text := rest
-		if open >= 0 {
-			text = rest[:open]
+	add := func(text string) {
+		if text == "" {
+			return
 		}
-		if text != "" {
-			if err := checkLiteral(text); err != nil {
+		if err := checkLiteral(text); err != nil {
+			errs = append(errs, err)
+		}
+		shape.WriteString(text)
+		if n := len(t.parts); n > 0 && t.parts[n-1].kind == literal {
+			t.parts[n-1].text += text
+			return
+		}
+		t.parts = append(t.parts, part{kind: literal, text: text})
+	}
+	for rest := s; rest != ""; {
+		open := strings.IndexAny(rest, marks)
+		if open < 0 {
+			add(rest)
+			break
+		}
+		add(rest[:open])
+		if rest[open] == '\\' {
+			_, n := utf8.DecodeRuneInString(rest[open+1:])
+			if n == 0 {
+				errs = append(errs, errors.New(`it ends in a \`))
+			}
+			add(rest[open+1 : open+1+n])
+			rest = rest[open+1+n:]
+			continue
+		}
+		if rest[open] == '$' {
+			n, tail, err := r.reference(rest[open+1:])
+			if err != nil {
 				errs = append(errs, err)
 			}
-			t.parts = append(t.parts, part{kind: literal, text: text})
-			shape.WriteString(text)
-		}
-		if open < 0 {
-			break
+			t.parts = append(t.parts, part{kind: group, n: uint64(n)})
+			shape.WriteByte('x')
+			rest = tail
+			continue
 		}
 		name, tail, closed := strings.Cut(rest[open+1:], "}")
 		if !closed {
@@ -111,7 +150,7 @@ func compileTemplate(s string) (*template, error) {
 	} else if slices.Contains(strings.Split(shape.String(), "."), "") {
 		errs = append(errs, errors.New("a token between its dots is empty"))
 	}
-	if strings.HasPrefix(s, "$") {
+	if strings.HasPrefix(shape.String(), "$") {
 		errs = append(errs, errors.New("subjects that begin with $ are the server's"))
 	}
 	if len(s) > maxSubject {
@@ -188,10 +227,17 @@ func (t *template) append(b []byte, v *subjectValues) ([]byte, bool) {
 			w.value(v.schemaVersion)
 		case header:
 			w.value(lastHeader(v.headers, p.text))
+		case group:
+			if from, to := v.groups[2*p.n], v.groups[2*p.n+1]; from >= 0 {
+				w.value(v.routed[from:to])
+			}
 		}
 		if len(w.b)-w.start > maxSubject {
 			return w.b, false
 		}
+	}
+	if t.route != nil {
+		w.value(v.routed[v.groups[1]:]) // only the first match is replaced
 	}
 	w.endToken()
 	return w.b, len(w.b)-w.start <= maxSubject
@@ -326,6 +372,9 @@ func (t *template) filter() string {
 		default:
 			return strings.Join(append(tokens, ">"), ".")
 		}
+	}
+	if t.route != nil {
+		return strings.Join(append(tokens, ">"), ".") // what is behind the match may follow
 	}
 	return strings.Join(append(tokens, filterToken(token.String(), one)), ".")
 }

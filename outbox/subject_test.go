@@ -268,7 +268,14 @@ func rawSubject(tmpl *template, v *subjectValues) []byte {
 			raw = append(raw, lastHeader(v.headers, p.text)...)
 		case partition:
 			raw = strconv.AppendUint(raw, fnv1a(v.aggregateID)%p.n, 10)
+		case group:
+			if from, to := v.groups[2*p.n], v.groups[2*p.n+1]; from >= 0 {
+				raw = append(raw, v.routed[from:to]...)
+			}
 		}
+	}
+	if tmpl.route != nil {
+		raw = append(raw, v.routed[v.groups[1]:]...)
 	}
 	return raw
 }

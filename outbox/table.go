@@ -34,6 +34,7 @@ var roles = []string{
 const (
 	PresetDefault  = "default"
 	PresetDebezium = "debezium"
+	PresetSnake    = "snake" // another name of the default
 )
 
 type preset struct {
@@ -63,7 +64,7 @@ var presets = map[string]preset{
 type Table struct {
 	Schema string // "" is public
 	Name   string
-	Preset string // "default" (also "") or "debezium"
+	Preset string // "default" (also "" and "snake") or "debezium"
 
 	// Columns maps a role to the column that has it, overriding the preset. A
 	// column named here must exist; "" says that no column has the role.
@@ -72,6 +73,9 @@ type Table struct {
 	// Subject is the template for this table; "" takes the Mapping's, and
 	// without one the preset's.
 	Subject string
+
+	// HeaderColumns become headers, beside those of the Mapping.
+	HeaderColumns []HeaderColumn
 }
 
 // ParseTable reads a table's name as SQL does: schema.table, each part quoted
@@ -177,7 +181,7 @@ func (t Table) schema() string {
 }
 
 func (t Table) preset() preset {
-	if t.Preset == "" {
+	if t.Preset == "" || t.Preset == PresetSnake {
 		return presets[PresetDefault]
 	}
 	return presets[t.Preset]
@@ -202,7 +206,7 @@ func (t Table) check() []error {
 			add("%w", err)
 		}
 	}
-	if _, ok := presets[t.Preset]; !ok && t.Preset != "" {
+	if _, ok := presets[t.Preset]; !ok && t.Preset != "" && t.Preset != PresetSnake {
 		add("unknown preset %q: want default or debezium", t.Preset)
 	}
 	for _, role := range slices.Sorted(maps.Keys(t.Columns)) {
@@ -217,6 +221,11 @@ func (t Table) check() []error {
 			if err := checkName(c); err != nil {
 				add("column of role %s: %w", role, err)
 			}
+		}
+	}
+	for _, c := range t.HeaderColumns {
+		if err := c.check(); err != nil {
+			add("%w", err)
 		}
 	}
 	return errs

@@ -151,11 +151,11 @@ func TestIDThatMayNotBeTheEventsIsLeftOut(t *testing.T) {
 		"a": "a", "7": "7", "": "", "wh?t": "", strings.Repeat("x", excerptBytes): "", strings.Repeat("x", excerptBytes-1): strings.Repeat("x", excerptBytes-1),
 	} {
 		h := "NATS/1.0\r\nOutbox-Pos: " + at(1, 0x100).String() + "\r\nOutbox-Id: " + id + "\r\n\r\n"
-		if m := messageOf(&storedMessage{Header: []byte(h)}); !m.ours || m.id != want {
+		if m := deaf(1).messageOf(&storedMessage{Header: []byte(h)}); !m.ours || m.id != want {
 			t.Errorf("%.20q: got %.20q, want %.20q", id, m.id, want)
 		}
 	}
-	if m := messageOf(&storedMessage{Header: []byte("NATS/1.0\r\nOutbox-Id: a\r\n\r\n")}); m.ours || m.id != "" {
+	if m := deaf(1).messageOf(&storedMessage{Header: []byte("NATS/1.0\r\nOutbox-Id: a\r\n\r\n")}); m.ours || m.id != "" {
 		t.Errorf("got %+v of a message without a position", m)
 	}
 }

@@ -41,6 +41,8 @@ type storedMessage struct {
 	Seq     uint64 `json:"seq"`
 	Header  []byte `json:"hdrs"`
 	Data    []byte `json:"data"`
+
+	Time time.Time `json:"time"` // when it was stored
 }
 
 // fetch asks the leader for a message, nil when it is gone. A direct get could
@@ -84,6 +86,9 @@ type bySubject struct {
 
 // readCheckpoint returns nil when there is none.
 func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
+	if s.kv == nil {
+		return nil, nil // only a session that looks is without a bucket
+	}
 	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{"$KV." + s.o.Bucket + "." + s.o.Stream})
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint: %w", err)
@@ -92,7 +97,7 @@ func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
 	if m == nil {
 		return nil, nil
 	}
-	s.revision = m.Seq
+	s.revision, s.written = m.Seq, m.Time
 	if len(m.Data) == 0 {
 		return nil, nil // deleted with kv del
 	}
@@ -165,6 +170,9 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	}
 	r := s.current
 	r.Sequence = s.base + c.Events
+	if s.o.Shared {
+		r.Sequence = max(s.current.Sequence, s.places.upTo(c.Events))
+	}
 	r.Confirm = max(r.Confirm, c.Confirm)
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime

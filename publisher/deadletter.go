@@ -15,7 +15,7 @@ import (
 // headerOmitted is the size of a body that is too large even for the dead letter.
 const headerOmitted = "Outbox-Body-Omitted"
 
-// Park implements relay.Sink. The dead letter's subject is the position, and
+// Park implements relay.Sink. The dead letter's subject has the position, and
 // it is stored only if that subject has no message: parking the same event
 // again, after a crash in between, changes nothing.
 func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) error {
@@ -55,18 +55,27 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 		s.p.condemned = nil
 	}
 	s.p.suspect = false
+	s.hold.add(ev)
 	return s.appendMarker(ev, why)
 }
 
 // deadLetter is the message without its body.
 func (s *Session) deadLetter(ev *event.Event, why *event.Poison, own []event.Header) *nats.Msg {
-	m := nats.NewMsg(s.o.deadLetterPrefix() + ev.Position.String())
+	m := nats.NewMsg(s.o.deadLetterSubject(ev))
 	for _, h := range own {
 		m.Header.Add(h.Name, textOf(h.Value))
 	}
 	m.Header.Set(event.HeaderID, excerpt(ev.ID))
 	m.Header.Set(event.HeaderPos, ev.Position.String())
 	m.Header.Set(event.HeaderTable, ev.Table)
+	// Also when the event's own headers are left out: they say what it was about.
+	for name, v := range map[string][]byte{
+		event.HeaderAggregateType: ev.AggregateType, event.HeaderAggregateID: ev.AggregateID, event.HeaderEventType: ev.EventType,
+	} {
+		if v != nil {
+			m.Header.Set(name, excerpt(v))
+		}
+	}
 	m.Header.Set(event.HeaderSubject, excerpt(ev.Subject))
 	m.Header.Set(event.HeaderReason, textOf([]byte(why.Error())))
 	m.Header.Set(headerExpectedStream, s.o.DeadLetters)

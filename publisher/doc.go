@@ -7,6 +7,9 @@
 // are. On any surprise the session fails as a whole; nothing is retried alone.
 // A new session asks the stream what it holds (reconcile.go) and goes on there.
 //
+// On a stream with other writers (Options.Shared) there is no chain: one message
+// is in flight at a time, and its id keeps it from being stored twice.
+//
 // The caller's obligations, in order:
 //
 //  1. Open a session, then call Resume once, after the replication slot is owned.
@@ -22,9 +25,14 @@
 // | wire.go      | one NATS client connection, by hand                        |
 // | frame.go     | an event as HPUB bytes                                     |
 // | ack.go       | replies and error codes                                    |
+// | gather.go    | many acks with one read                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
+// | shared.go    | what is decided otherwise on a stream with other writers    |
+// | sharing.go   | and what is read there                                     |
 // | stream.go    | creating and examining the stream                          |
 // | meter.go     | how long events take, for whoever counts                   |
+// | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
+// | hold.go      | parking what follows in the same aggregate                 |
 package publisher

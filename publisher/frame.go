@@ -32,6 +32,7 @@ type framer struct {
 	expectStream []byte // header line
 	reply        []byte // reply subject up to the sequence
 	msgIDs       bool
+	unchained    bool // no expected sequence, for a shared stream
 
 	header []byte // scratch
 
@@ -53,9 +54,11 @@ func newFramer(stream, inbox string, msgIDs bool) *framer {
 // block is valid until the next call.
 func (f *framer) encode(ev *event.Event, seq uint64) []byte {
 	h := append(f.header[:0], headerLine...)
-	h = append(h, headerExpectedLastSeq+": "...)
-	h = append(h, f.last.text(seq-1)...)
-	h = append(h, "\r\n"...)
+	if !f.unchained {
+		h = append(h, headerExpectedLastSeq+": "...)
+		h = append(h, f.last.text(seq-1)...)
+		h = append(h, "\r\n"...)
+	}
 	h = append(h, f.expectStream...)
 	if f.msgIDs {
 		h = appendHeader(h, headerMsgID, ev.MsgID)

@@ -1,38 +1,40 @@
 package publisher
 
+import "math/bits"
+
+// A server often writes each ack by itself. A reader that is woken for each
+// costs more than all the rest of an event's way, and nothing waits for a single
+// ack as long as others are to come. So a read waits until about half of what is
+// to come is there, by a lower bound of an ack's size: it always comes.
 const (
-	// While at least gatherFrom acks are to come, a read waits for gatherBytes,
-	// some twenty acks. A server that writes one ack at a time would else wake
-	// the reader for each, which costs more than all the rest of an event's way.
-	gatherFrom  = 128
-	gatherBytes = 2048
-	// Below gatherUntil a read waits for nothing more than the next ack. So many
-	// replies are longer than gatherBytes, so what is waited for always comes.
-	gatherUntil = 48
+	gatherFrom = 8    // acks to come below which a read waits for one
+	gatherSize = 64   // bytes of an ack; with any name of a stream, they are hardly fewer
+	gatherMost = 4096 // bytes that a read waits for at most
 )
 
-// gather reads acks from the connection, many at a time as long as many are to come.
+// gather reads acks from the connection.
 type gather struct {
 	w       *wire
-	pending func() uint64 // nil until acks are read
-	on      bool
-	off     bool // for good: the system cannot do it
+	pending func() uint64 // acks to come; nil until acks are read
+	floor   int           // bytes that a read waits for; 0 for any
+	cannot  bool          // the system has no such thing
 }
 
 func (g *gather) Read(p []byte) (int, error) {
-	if g.pending != nil && !g.off {
+	if g.pending != nil && !g.cannot {
 		g.adjust(g.pending())
 	}
 	return g.w.conn.Read(p)
 }
 
 func (g *gather) adjust(pending uint64) {
-	switch {
-	case !g.on && pending >= gatherFrom:
-		g.on = setReadFloor(g.w.conn, gatherBytes)
-		g.off = !g.on
-	case g.on && pending < gatherUntil:
-		g.off = !setReadFloor(g.w.conn, 1)
-		g.on = false
+	floor := 0
+	if pending >= gatherFrom {
+		// A power of two, so that it does not change all the time.
+		floor = 1 << (bits.Len64(min(pending*gatherSize/2, gatherMost)) - 1)
+	}
+	if floor != g.floor {
+		g.floor = floor
+		g.cannot = !setReadFloor(g.w.conn, max(floor, 1))
 	}
 }

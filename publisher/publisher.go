@@ -33,7 +33,12 @@ type Options struct {
 	Replicas    int      // of what is created; 1 by default
 	DeadLetters string   // stream of parked events; <Stream>_DLQ by default
 	Park        bool     // poison events are parked, so the dead-letter stream is needed
+	Hold        bool     // what follows in the aggregate of a parked event is parked, too
 	Bucket      string   // KV bucket of the checkpoint; "walrelay" by default
+
+	// Shared says that the stream has other writers. One event is in flight
+	// then, whatever Window says.
+	Shared bool
 
 	Window      int           // events in flight at most; 2048 by default
 	WindowBytes int           // bytes in flight at most; 16 MiB by default
@@ -89,6 +94,9 @@ func New(o Options) (*Publisher, error) {
 	if o.Window == 0 {
 		o.Window = 2048
 	}
+	if o.Shared {
+		o.Window = 1
+	}
 	if o.WindowBytes == 0 {
 		o.WindowBytes = 16 << 20
 	}
@@ -140,7 +148,7 @@ func New(o Options) (*Publisher, error) {
 // markerSubject is where the marker of a parked event goes. It is bound to the stream.
 func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream }
 
-// deadLetterPrefix is followed by the position of the parked event.
+// deadLetterPrefix is followed by the key of the aggregate and the position of the parked event.
 func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
 
 // Open connects, examines the stream and creates it if it may. fail is called
@@ -163,6 +171,7 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
 	}
 	s := &Session{p: p, o: &p.o, nc: nc, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
 			_ = s.Close()
@@ -186,6 +195,7 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	}
 	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
+	s.frames.unchained = p.o.Shared
 	s.replyPrefix = len(inbox) + 1
 	if err := s.w.subscribe(inbox+".*", nc.Opts.Timeout); err != nil {
 		return nil, fmt.Errorf("subscribe to acks: %w", err)

@@ -68,6 +68,11 @@ type findings struct {
 	// history of the checkpoint, newest first; read only when lastSeq is below what was acked.
 	earlier []record
 
+	// Of a shared stream.
+	own   *tailMessage // the newest event after the checkpoint that is still there; nil when there is none
+	known *lastMessage // what is where the last acked event should be; nil when it is gone
+	gone  bool         // messages after the checkpoint may be gone
+
 	adopt     bool // --adopt-stream
 	acceptGap bool // --accept-gap
 }
@@ -79,6 +84,7 @@ type decision struct {
 	from   *record // from which resume.Skip counts
 	fresh  bool    // nothing in the checkpoint holds for the server
 	again  uint64  // events that are published again because the stream lost them
+	lost   bool    // what the checkpoint covers is not all in the stream
 	notes  []note  // for the log
 }
 
@@ -103,33 +109,14 @@ func decide(f findings) (decision, error) {
 	if c == nil {
 		return f.withoutCheckpoint(d)
 	}
-	if c.Version != recordVersion {
-		return d, event.Fail(event.Precondition, "run the version of walrelay that wrote it, or a later one",
-			"the checkpoint of stream %q has format version %d, this walrelay reads %d", f.stream, c.Version, recordVersion)
-	}
-	if c.Owner != ownerOf(f.origin) {
-		return f.otherOwner(d)
-	}
-	if f.origin.Diverged {
-		return f.another(d)
-	}
-	if c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0 {
-		if f.acceptGap {
-			return f.another(d)
-		}
-		return d, event.Fail(event.Lost,
-			"this server was restored or promoted beside the one that was read before; to go on and publish whatever it has use --accept-gap",
-			"timeline %d of the server began at %s, that of the checkpoint of stream %q at %s",
-			c.Timeline, f.origin.Begin(), f.stream, c.Begin)
+	if d, settled, err := f.elsewhere(d); settled {
+		return d, err
 	}
 	if f.lastSeq < max(c.Sequence, f.acked) || f.recreated() && c.Sequence > 0 {
 		return f.forgotten(d)
 	}
-	if f.origin.ConfirmedFlush > f.confirmOf(c) && !f.acceptGap {
-		return d, event.Fail(event.Lost,
-			"if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then",
-			"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
-			f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
+	if err := f.unaccounted(); err != nil {
+		return d, err
 	}
 	if f.lastSeq == c.Sequence {
 		return f.atCheckpoint(d)
@@ -146,6 +133,43 @@ func decide(f findings) (decision, error) {
 		return f.afterLast(d, f.last.position)
 	}
 	return f.afterCheckpoint(d, c)
+}
+
+// elsewhere settles the cases in which the checkpoint is not of this server's log.
+func (f findings) elsewhere(d decision) (_ decision, settled bool, err error) {
+	c := f.checkpoint
+	if c.Version != recordVersion {
+		return d, true, event.Fail(event.Precondition, "run the version of walrelay that wrote it, or a later one",
+			"the checkpoint of stream %q has format version %d, this walrelay reads %d", f.stream, c.Version, recordVersion)
+	}
+	if c.Owner != ownerOf(f.origin) {
+		d, err = f.otherOwner(d)
+		return d, true, err
+	}
+	beside := c.Timeline == f.origin.Timeline && c.Begin != f.origin.Begin() && c.Begin != 0
+	if f.origin.Diverged || beside && f.acceptGap {
+		d, err = f.another(d)
+		return d, true, err
+	}
+	if beside {
+		return d, true, event.Fail(event.Lost,
+			"this server was restored or promoted beside the one that was read before; to go on and publish whatever it has use --accept-gap",
+			"timeline %d of the server began at %s, that of the checkpoint of stream %q at %s",
+			c.Timeline, f.origin.Begin(), f.stream, c.Begin)
+	}
+	return d, false, nil
+}
+
+// unaccounted: Postgres has dropped what no checkpoint says is stored.
+func (f findings) unaccounted() error {
+	c := f.checkpoint
+	if f.origin.ConfirmedFlush <= f.confirmOf(c) || f.acceptGap {
+		return nil
+	}
+	return event.Fail(event.Lost,
+		"if the slot was advanced or created again on purpose, go on with --accept-gap; the events between are not published then",
+		"slot %q is confirmed up to %s, past the checkpoint of stream %q at %s: events between may be missing in the stream",
+		f.origin.Slot, f.origin.ConfirmedFlush, f.stream, f.confirmOf(c))
 }
 
 // another: this is not the server that was read before, though it may have
@@ -521,7 +545,7 @@ func claim(f findings, d decision, window int) record {
 	if c.Position == r.Position {
 		r.XID, r.CommitTime = c.XID, c.CommitTime
 	}
-	if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) {
+	if f.lastSeq >= c.Sequence && c.Created.Equal(r.Created) && !d.lost {
 		r.Confirm = max(r.Confirm, f.confirmOf(c))
 	}
 	return r

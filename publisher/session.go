@@ -53,6 +53,22 @@ type Session struct {
 	config  jetstream.StreamConfig
 	created time.Time
 	msgIDs  bool
+	first   uint64 // sequence that was in the stream when the end was read
+	deleted int    // messages that were gone from between then
+
+	// life ends with the session's failure or its end.
+	life context.Context
+	end  context.CancelFunc
+
+	// Of a shared stream.
+	stored atomic.Uint64 // sequence of the last acked event
+	places places
+	behind uint64 // events that are still to come were not stored up to here
+
+	// Of a session that only looks: the stream and the bucket may be missing.
+	looking bool
+	info    *jetstream.StreamInfo
+	written time.Time // when the checkpoint that was read was
 
 	// Of the goroutine that appends.
 	frames   *framer
@@ -60,6 +76,7 @@ type Session struct {
 	lastSeq  uint64 // of the stream when the session began
 	appended uint64 // events appended since
 	skip     uint64
+	hold     hold
 	bytes    uint64 // appended bytes
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
@@ -102,44 +119,17 @@ type inFlight struct {
 // Resume implements relay.Sink: it reads what the stream holds, decides where
 // to go on, claims the stream with a checkpoint and starts to read acks.
 func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume, error) {
-	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
-	if err := s.readEnd(ctx, &f); err != nil {
-		return event.Resume{}, err
-	}
-	var err error
-	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
-		return event.Resume{}, err
-	}
-	if c := f.checkpoint; c != nil {
-		if err := s.awaitLeader(ctx, &f); err != nil {
-			return event.Resume{}, err
-		}
-		switch {
-		case f.lastSeq < max(c.Sequence, f.acked):
-			f.earlier, err = s.earlierCheckpoints(ctx)
-		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
-			// What lies further back was acked in turn, or nothing would have
-			// been sent after it.
-			inFlight := uint64(max(c.Window, s.o.Window))
-			f.tail, err = s.readTail(ctx, max(c.Sequence, f.lastSeq-min(f.lastSeq, inFlight))+1, f.lastSeq)
-		}
-		if err != nil {
-			return event.Resume{}, err
-		}
-	}
-	d, err := decide(f)
+	f, d, err := s.survey(ctx, origin)
 	if err != nil {
 		return event.Resume{}, err
 	}
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
-	if d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
-		if d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq); err != nil {
-			return event.Resume{}, err
-		}
-	}
 	if err := s.resolveTwin(ctx); err != nil {
+		return event.Resume{}, err
+	}
+	if err := s.loadHeld(ctx); err != nil {
 		return event.Resume{}, err
 	}
 	if r := claim(f, d, s.o.Window); d.resume.Skip > 0 && d.from == f.checkpoint {
@@ -152,6 +142,16 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	s.o.Adopt, s.o.AcceptGap = false, false
 
 	s.p.acked = f.lastSeq
+	if s.o.Shared {
+		s.p.acked = 0
+		s.stored.Store(d.base)
+		if !d.resume.After.IsZero() {
+			s.p.acked = d.base
+		}
+		if !d.resume.AcceptGap { // with a gap, events may be published again from anywhere
+			s.behind = d.base
+		}
+	}
 	s.p.again += d.again
 	s.again = s.p.again
 	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
@@ -166,14 +166,62 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	return d.resume, nil
 }
 
+// survey reads what the stream holds and decides where to go on. It changes nothing.
+func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, decision, error) {
+	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
+	var err error
+	// The checkpoint first: under a relay that runs it would otherwise be ahead
+	// of the end, as if the stream had lost messages.
+	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
+		return f, decision{}, err
+	}
+	if err := s.readEnd(ctx, &f); err != nil {
+		return f, decision{}, err
+	}
+	if s.o.Shared {
+		if err := s.readShared(ctx, &f); err != nil {
+			return f, decision{}, err
+		}
+		d, err := decideShared(f)
+		return f, d, err
+	}
+	if c := f.checkpoint; c != nil {
+		if err := s.awaitLeader(ctx, &f); err != nil {
+			return f, decision{}, err
+		}
+		switch {
+		case f.lastSeq < max(c.Sequence, f.acked):
+			f.earlier, err = s.earlierCheckpoints(ctx)
+		case f.lastSeq > c.Sequence && c.Owner == ownerOf(origin):
+			// What lies further back was acked in turn, or nothing would have
+			// been sent after it.
+			inFlight := uint64(max(c.Window, s.o.Window))
+			f.tail, err = s.readTail(ctx, max(c.Sequence, f.lastSeq-min(f.lastSeq, inFlight))+1, f.lastSeq)
+		}
+		if err != nil {
+			return f, decision{}, err
+		}
+	}
+	d, err := decide(f)
+	if err == nil && d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 {
+		d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq)
+	}
+	return f, d, err
+}
+
 // readEnd reads the end of the stream.
 func (s *Session) readEnd(ctx context.Context, f *findings) error {
 	st, err := s.js.Stream(ctx, s.o.Stream)
+	if s.looking && errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil // as if it had just been created
+	}
 	if err != nil {
 		return streamError(s.o.Stream, err)
 	}
 	info := st.CachedInfo()
+	s.info = info
 	f.created, f.lastSeq, f.last = info.Created, info.State.LastSeq, nil
+	s.first, s.deleted = info.State.FirstSeq, info.State.NumDeleted
 	if f.lastSeq > 0 {
 		f.last, err = s.readLast(ctx, f.lastSeq)
 	}
@@ -211,7 +259,7 @@ func (s *Session) readLast(ctx context.Context, seq uint64) (*lastMessage, error
 	if m == nil {
 		return nil, nil
 	}
-	last := messageOf(m)
+	last := s.messageOf(m)
 	return &last, nil
 }
 
@@ -231,7 +279,7 @@ func (s *Session) readTail(ctx context.Context, first, last uint64) ([]tailMessa
 					return
 				}
 				if m != nil {
-					last := messageOf(m)
+					last := s.messageOf(m)
 					found[i] = &last
 				}
 			}
@@ -274,9 +322,9 @@ func (s *Session) storedSince(ctx context.Context, lsn event.LSN, last uint64) (
 	return found, nil
 }
 
-func messageOf(m *storedMessage) lastMessage {
+func (s *Session) messageOf(m *storedMessage) lastMessage {
 	h, err := nats.DecodeHeadersMsg(m.Header)
-	if err != nil {
+	if err != nil || s.foreignHeaders(h) {
 		return lastMessage{}
 	}
 	pos, err := event.ParsePosition(h.Get(event.HeaderPos))
@@ -303,7 +351,7 @@ func (s *Session) resolveTwin(ctx context.Context) error {
 	}
 	s.p.twin = nil
 	if m != nil {
-		if twin := messageOf(m); twin.ours && twin.position == t.position {
+		if twin := s.messageOf(m); twin.ours && twin.position == t.position {
 			return nil
 		}
 	}
@@ -324,6 +372,12 @@ func (s *Session) Append(ev *event.Event) error {
 	header := s.frames.encode(ev, seq)
 	if p := s.unfit(ev, len(header)); p != nil {
 		s.unfitAt = ev.Position
+		return p
+	}
+	switch p, err := s.heldBack(ev); {
+	case err != nil:
+		return s.check(err)
+	case p != nil:
 		return p
 	}
 	s.append(ev, header, seq)
@@ -499,7 +553,13 @@ func (s *Session) read() {
 		if !ok {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
 		}
-		sup := parseReply(seq, header, payload)
+		var sup *surprise
+		switch {
+		case !s.o.Shared:
+			sup = parseReply(seq, header, payload)
+		case seq == first+acked:
+			sup = s.sharedReply(seq, header, payload)
+		}
 		if sup == nil && seq != first+acked {
 			sup = &surprise{seq: seq, err: fmt.Errorf("acked out of turn, expected sequence %d", first+acked)}
 		}
@@ -508,7 +568,9 @@ func (s *Session) read() {
 			return sup
 		}
 		acked++
-		usual.learn(seq, subject, header, payload)
+		if !s.o.Shared { // where sequences do not go up by one
+			usual.learn(seq, subject, header, payload)
+		}
 		return nil
 	}
 	s.w.gather.pending = func() uint64 { return s.sent.Load() - acked }
@@ -555,6 +617,9 @@ func (s *Session) failWith(err error) {
 	s.failOnce.Do(func() {
 		s.err = classify(s.o.Stream, err)
 		close(s.failed)
+		if s.end != nil {
+			s.end()
+		}
 		_ = s.w.close()
 		if !s.closing.Load() {
 			if s.flight != nil {
@@ -591,6 +656,9 @@ func (s *Session) Tick() {
 // session has to know about the failure.
 func (s *Session) Close() error {
 	s.closing.Store(true)
+	if s.end != nil {
+		s.end()
+	}
 	if s.w != nil {
 		_ = s.w.close()
 	}
@@ -599,7 +667,12 @@ func (s *Session) Close() error {
 	s.nc.Close()
 	if s.window != nil {
 		acked := s.acked.Load()
-		s.p.acked = s.lastSeq + acked
+		switch {
+		case !s.o.Shared:
+			s.p.acked = s.lastSeq + acked
+		case acked > 0:
+			s.p.acked = s.stored.Load()
+		}
 		s.p.again = s.again - min(s.again, acked)
 	}
 	select {

@@ -491,7 +491,7 @@ func TestParkStoresADeadLetterAndAMarker(t *testing.T) {
 			t.Errorf("dead letter: %s is %q, want %q", name, got, want)
 		}
 	}
-	if l.Subject != "walrelay.dlq.parking."+bad.Position.String() || string(l.Data) != string(bad.Payload) ||
+	if l.Subject != o.deadLetterSubject(bad) || string(l.Data) != string(bad.Payload) ||
 		!strings.HasPrefix(l.Header.Get(event.HeaderReason), "subject: ") {
 		t.Errorf("dead letter: %+v", l)
 	}

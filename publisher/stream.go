@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,10 @@ import (
 
 // apiTimeout bounds one request to the JetStream API.
 const apiTimeout = 3 * time.Second
+
+// sharedDedup is the dedup window that a shared stream should have, the
+// server's default.
+const sharedDedup = 2 * time.Minute
 
 // openStream finds or creates the stream and the dead-letter stream, and
 // refuses settings that would break a promise.
@@ -28,7 +33,7 @@ func (s *Session) openStream(ctx context.Context) error {
 		}
 		st, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name:        s.o.Stream,
-			Description: "outbox events, written by walrelay alone",
+			Description: description(s.o.Shared),
 			Subjects:    s.subjects(),
 			Storage:     jetstream.FileStorage,
 			Retention:   jetstream.LimitsPolicy,
@@ -92,6 +97,13 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 	return nil
 }
 
+func description(shared bool) string {
+	if shared {
+		return "outbox events, written by walrelay, and others"
+	}
+	return "outbox events, written by walrelay alone"
+}
+
 // subjects are those that the stream has to bind.
 func (s *Session) subjects() []string {
 	return append(append([]string{}, s.o.Subjects...), s.o.markerSubject())
@@ -99,41 +111,65 @@ func (s *Session) subjects() []string {
 
 // examine refuses what breaks a promise of the relay and warns about what weakens one.
 func (s *Session) examine(info *jetstream.StreamInfo) error {
-	c := &info.Config
 	var errs []error
-	refuse := func(bad bool, what, hint string) {
-		if bad {
-			errs = append(errs, event.Fail(event.Precondition, hint, "stream %q %s", c.Name, what))
+	for _, f := range s.o.judge(&info.Config) {
+		switch f.Level {
+		case event.FAIL:
+			errs = append(errs, event.Fail(event.Precondition, f.Remedy, "%s", f.Detail))
+		case event.WARN:
+			s.warn(true, f.Detail, "check", f.Name)
+		case event.OK:
 		}
-	}
-	refuse(c.NoAck, "has no_ack set: nothing could be confirmed", "nats stream edit "+c.Name+" --ack")
-	refuse(c.Sealed, "is sealed: it takes no messages", "use another stream")
-	refuse(c.Mirror != nil, "is a mirror: it takes no messages", "publish to the stream that it mirrors")
-	refuse(len(c.Sources) > 0, "has sources: walrelay must be its only writer", "let another stream source both")
-	refuse(c.Storage == jetstream.MemoryStorage, "keeps its messages in memory: a restart would lose them", "use a stream with file storage")
-	refuse(c.PersistMode == jetstream.AsyncPersistMode, "has persist_mode async: acked messages could be lost", "use the default persist mode")
-	refuse(c.AllowMsgSchedules, "allows message schedules: the server would write to it, too", "use a stream without schedules")
-	refuse(c.SubjectDeleteMarkerTTL > 0, "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
-	if s.o.Park {
-		refuse(!bound(c.Subjects, s.o.markerSubject()),
-			fmt.Sprintf("does not bind %s, the place of parked events", s.o.markerSubject()),
-			fmt.Sprintf("nats stream edit %s --subjects '%s,%s', or run with --on-poison halt", c.Name, strings.Join(c.Subjects, ","), s.o.markerSubject()))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-
-	s.warn(c.AllowRollup, "stream allows rollup headers: another client could purge it")
-	s.warn(c.Retention == jetstream.InterestPolicy, "stream has interest retention: a message without a consumer is acked and not kept")
-	s.warn(c.Discard == jetstream.DiscardOld && c.MaxBytes > 0, "stream discards old messages at max_bytes, whether or not they were consumed")
-	for _, f := range s.o.Subjects {
-		s.warn(!covered(c.Subjects, f), "stream does not bind all subjects of the mapping, such events are poison", "subject", f)
-	}
 	// On a clustered server before 2.12 a refused message can leave its id
-	// behind, and the retry is then taken for a duplicate.
-	s.msgIDs = c.Replicas < 2 || s.atLeast(2, 12)
+	// behind, and the retry is then taken for a duplicate. Without a chain
+	// nothing but the id keeps a message from being stored twice.
+	s.msgIDs = s.o.Shared || info.Config.Replicas < 2 || s.atLeast(2, 12)
 	s.warn(!s.msgIDs, "no Nats-Msg-Id on a replicated stream before nats-server 2.12", "server", s.nc.ConnectedServerVersion())
 	return nil
+}
+
+// judge finds what in the stream's settings breaks or weakens a promise.
+func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
+	var found event.Findings
+	add := func(level event.Level, bad bool, name, what, remedy string) {
+		if bad {
+			found = append(found, event.Finding{Name: name, Level: level, Detail: fmt.Sprintf("stream %q %s", c.Name, what), Remedy: remedy})
+		}
+	}
+	add(event.FAIL, c.NoAck, "no_ack", "has no_ack set: nothing could be confirmed", "nats stream edit "+c.Name+" --ack")
+	add(event.FAIL, c.Sealed, "sealed", "is sealed: it takes no messages", "use another stream")
+	add(event.FAIL, c.Mirror != nil, "mirror", "is a mirror: it takes no messages", "publish to the stream that it mirrors")
+	add(event.FAIL, len(c.Sources) > 0 && !o.Shared, "sources", "has sources: walrelay must be its only writer", "let another stream source both, or share it with --shared-stream")
+	add(event.FAIL, c.Storage == jetstream.MemoryStorage, "storage", "keeps its messages in memory: a restart would lose them", "use a stream with file storage")
+	add(event.FAIL, c.PersistMode == jetstream.AsyncPersistMode, "persist_mode", "has persist_mode async: acked messages could be lost", "use the default persist mode")
+	add(event.FAIL, c.AllowMsgSchedules && !o.Shared, "schedules", "allows message schedules: the server would write to it, too", "use a stream without schedules")
+	add(event.FAIL, c.SubjectDeleteMarkerTTL > 0 && !o.Shared, "delete_markers", "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
+	add(event.FAIL, o.Park && !bound(c.Subjects, o.markerSubject()), "marker",
+		fmt.Sprintf("does not bind %s, the place of parked events", o.markerSubject()),
+		fmt.Sprintf("nats stream edit %s --subjects '%s,%s', or run with --on-poison halt", c.Name, strings.Join(c.Subjects, ","), o.markerSubject()))
+
+	add(event.WARN, c.AllowRollup, "rollup", "allows rollup headers: another client could purge it", "use a stream without --allow-rollup")
+	add(event.WARN, c.Retention == jetstream.InterestPolicy, "retention", "has interest retention: a message without a consumer is acked and not kept", "make the consumers before the relay starts, or use limits retention")
+	add(event.WARN, c.Discard == jetstream.DiscardOld && c.MaxBytes > 0, "discard", "discards old messages at max_bytes, whether or not they were consumed", "nats stream edit "+c.Name+" --discard new, which makes the relay wait instead")
+	add(event.WARN, o.Shared && c.Duplicates < sharedDedup, "shared",
+		fmt.Sprintf("is shared and has a dedup window of only %s: an event that is published again later than that is stored twice", c.Duplicates),
+		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
+	for _, f := range o.Subjects {
+		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f),
+			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ",")))
+	}
+	return found
+}
+
+// widened adds a filter to those of a stream, in place of those that it covers,
+// since no two may overlap.
+func widened(filters []string, f string) []string {
+	kept := slices.DeleteFunc(slices.Clone(filters), func(old string) bool { return covered([]string{f}, old) })
+	return append(kept, f)
 }
 
 // warn logs once in the life of the publisher.

@@ -433,7 +433,9 @@ func (s *session) poisoned(why *event.Poison) error {
 			"mend the row or the limit and start again, or start with --on-poison park to set such events aside",
 			"event %.100q of %s at %s cannot be stored: %w", ev.ID, ev.Table, ev.Position, why)
 	}
-	if n := s.streak(); n >= s.o.MaxParkedInRow {
+	// An event that waits for another one says nothing about the configuration.
+	held := why.Reason == event.ReasonAggregate
+	if n := s.streak(); n >= s.o.MaxParkedInRow && !held {
 		return event.Fail(event.Precondition,
 			"so many in a row are rather a fault of the configuration: mend it, or raise --max-parked-in-row",
 			"%d events in a row cannot be stored, the last one %.100q of %s at %s: %w", n+1, ev.ID, ev.Table, ev.Position, why)
@@ -441,9 +443,15 @@ func (s *session) poisoned(why *event.Poison) error {
 	if err := s.sink.Park(s.waits, ev, why); err != nil {
 		return onSide(sinkSide, err)
 	}
-	s.parked, s.good = s.parked+1, 0
+	if !held {
+		s.parked, s.good = s.parked+1, 0
+	}
 	s.o.Observer.Parked(why.Reason)
-	s.log.Warn("parked an event", "id", fmt.Sprintf("%.100s", ev.ID), "table", ev.Table, "position", ev.Position.String(),
+	level := slog.LevelWarn
+	if held {
+		level = slog.LevelInfo
+	}
+	s.log.Log(s.ctx, level, "parked an event", "id", fmt.Sprintf("%.100s", ev.ID), "table", ev.Table, "position", ev.Position.String(),
 		"reason", string(why.Reason), "detail", why.Detail)
 	return nil
 }

@@ -69,8 +69,11 @@ func (d *decoder) data(body []byte) (*event.Record, error) {
 		return nil, malformed("XLogData")
 	}
 	start := event.LSN(binary.BigEndian.Uint64(body[1:]))
-	kind := body[xlogHeader]
-	r := reader{b: body[xlogHeader+1:]}
+	return d.change(start, body[xlogHeader], reader{b: body[xlogHeader+1:]})
+}
+
+// change decodes the message of a kind whose XLogData starts at start.
+func (d *decoder) change(start event.LSN, kind byte, r reader) (*event.Record, error) {
 	switch kind {
 	case 'I':
 		return d.insert(start, r)

@@ -21,5 +21,7 @@
 //	open.go      connect, identify, start
 //	failure.go   what the server's errors ask for
 //	decode.go    CopyData bytes → event.Record; pure, allocates nothing for a row
+//	gather.go    many messages with one read when they come fast
 //	timeline.go  which timeline owns an LSN
+//	changes.go   the same records from what SQL returns, without a session
 package replication

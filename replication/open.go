@@ -63,7 +63,8 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 	}
 	conf := cfg.session()
 	conf.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		s.buf = bufio.NewReaderSize(r, readBuffer)
+		s.gather = &gather{r: r, interrupted: &s.interrupted}
+		s.buf = bufio.NewReaderSize(s.gather, readBuffer)
 		return pgproto3.NewFrontend(s.buf, w)
 	}
 	pg, err := pgconn.ConnectConfig(ctx, conf)
@@ -78,6 +79,7 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 		return nil, err
 	}
 	watchPeer(s.conn)
+	s.gather.conn, s.gather.committed = s.conn, &s.decoder.time
 	return s, nil
 }
 
@@ -160,31 +162,11 @@ func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) err
 		}
 	}
 
-	system, err := pglogrepl.IdentifySystem(ctx, s.pg)
-	if err != nil {
+	if s.origin, err = identify(ctx, s.pg); err != nil {
 		return startFailure(conf, cfg.Slot, "identify the server", err)
 	}
-	var past []event.Switch
-	if system.Timeline > 1 {
-		file, err := pglogrepl.TimelineHistory(ctx, s.pg, system.Timeline)
-		if err != nil {
-			return startFailure(conf, cfg.Slot, fmt.Sprintf("read the history of timeline %d", system.Timeline), err)
-		}
-		if past, err = parseHistory(string(file.Content)); err != nil {
-			return event.Fail(event.Unexpected, hintProtocol, "read the history of timeline %d: %w", system.Timeline, err)
-		}
-	}
-	timeline := uint32(system.Timeline)
-	s.decoder = newDecoder(timeline, past)
-	s.origin = event.Origin{
-		SystemID:    system.SystemID,
-		Database:    system.DBName,
-		Slot:        cfg.Slot,
-		Timeline:    timeline,
-		History:     past,
-		WALEnd:      event.LSN(system.XLogPos),
-		Fingerprint: cfg.Fingerprint,
-	}
+	s.origin.Slot, s.origin.Fingerprint = cfg.Slot, cfg.Fingerprint
+	s.decoder = newDecoder(s.origin.Timeline, s.origin.History)
 
 	// From 0/0 the server starts at the slot's own confirmed LSN; a newer LSN
 	// would skip rows without a word (CreateDecodingContext).

@@ -36,10 +36,11 @@ const (
 // goroutine of its own, which races with a status being sent. Receiving touches only the
 // Frontend's read side and a status only its write side.
 type Stream struct {
-	pg    *pgconn.PgConn
-	front *pgproto3.Frontend
-	conn  net.Conn
-	buf   *bufio.Reader // between conn and front
+	pg     *pgconn.PgConn
+	front  *pgproto3.Frontend
+	conn   net.Conn
+	buf    *bufio.Reader // between conn and front
+	gather *gather       // between conn and buf
 
 	publications []string
 	warn         func(text, hint string)

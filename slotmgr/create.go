@@ -316,16 +316,18 @@ order by since, pid`, int32(pid))
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Blocker, error) {
-		var b Blocker
-		var seconds float64
-		err := row.Scan(&b.PID, &b.Database, &b.User, &b.Application, &b.State, &b.Since, &seconds, &b.Query)
-		b.Age = time.Duration(seconds * float64(time.Second))
-		if b.State == "prepared" {
-			b.Query = shorten(b.Query)
-		} else {
-			b.Query = queryHead(b.Query)
-		}
-		return b, err
-	})
+	return pgx.CollectRows(rows, blockerOf)
+}
+
+func blockerOf(row pgx.CollectableRow) (Blocker, error) {
+	var b Blocker
+	var seconds float64
+	err := row.Scan(&b.PID, &b.Database, &b.User, &b.Application, &b.State, &b.Since, &seconds, &b.Query)
+	b.Age = time.Duration(seconds * float64(time.Second))
+	if b.State == "prepared" {
+		b.Query = shorten(b.Query)
+	} else {
+		b.Query = queryHead(b.Query)
+	}
+	return b, err
 }

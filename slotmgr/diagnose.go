@@ -85,12 +85,12 @@ func unfit(s Slot, database string, cause error) error {
 	if f.Level != FAIL {
 		return nil
 	}
-	return failed(f.class, f.Remedy, cause, "%s", f.Detail)
+	return failed(f.Class, f.Remedy, cause, "%s", f.Detail)
 }
 
 // fitness finds whether the relay can read the slot from the database.
 func fitness(s Slot, database string) Finding {
-	f := Finding{Name: "slot", Level: FAIL, class: event.Precondition}
+	f := Finding{Name: "slot", Level: FAIL, Class: event.Precondition}
 	another := "choose another name: " + createCommand("NAME")
 	switch {
 	case s.SlotType != "logical":
@@ -103,11 +103,11 @@ func fitness(s Slot, database string) Finding {
 		f.Detail = fmt.Sprintf("slot %q belongs to database %q, not to %q", s.Name, s.Database, database)
 		f.Remedy = another + ", or connect to database " + quote(s.Database)
 	case s.Lost():
-		f.class = event.Lost
+		f.Class = event.Lost
 		f.Detail = fmt.Sprintf("slot %q is lost: %s%s", s.Name, s.LostReason(), s.since())
 		f.Remedy = fmt.Sprintf("walrelay slot drop %s, then %s; events committed since are in the table only", s.Name, createCommand(s.Name))
 	default:
-		f.Level, f.class = OK, 0
+		f.Level, f.Class = OK, 0
 		f.Detail = fmt.Sprintf("slot %q, %s", s.Name, s.WALStatus)
 	}
 	return f

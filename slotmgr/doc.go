@@ -1,5 +1,5 @@
 // Package slotmgr is the life of slots and publications by SQL: create, list,
-// inspect, drop, diagnose, watch, and the preflight of a server. It knows
+// inspect, peek, advance, drop, diagnose, watch, and the preflight of a server. It knows
 // neither NATS nor the stream protocol.
 //
 // Callers open an ordinary connection with [Connect] and own it: every

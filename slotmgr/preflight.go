@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -15,59 +15,21 @@ import (
 // Oldest is the oldest major version of Postgres that is supported.
 const Oldest = 14
 
-// Level says how bad a finding is.
-type Level uint8
+// Level is event's.
+type Level = event.Level
 
+// Finding is event's.
+type Finding = event.Finding
+
+// Findings are event's.
+type Findings = event.Findings
+
+// The levels of a finding.
 const (
-	// OK needs nothing.
-	OK Level = iota
-	// WARN works, but breaks or weakens something an operator may count on.
-	WARN
-	// FAIL keeps the relay from starting.
-	FAIL
+	OK   = event.OK
+	WARN = event.WARN
+	FAIL = event.FAIL
 )
-
-func (l Level) String() string { return [...]string{"OK", "WARN", "FAIL"}[l] }
-
-// MarshalText implements encoding.TextMarshaler.
-func (l Level) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
-
-// Finding is the result of one check.
-type Finding struct {
-	Name   string `json:"name"` // of the check: one word, the same for every server
-	Level  Level  `json:"level"`
-	Detail string `json:"detail"`           // a sentence with the value that was found
-	Remedy string `json:"remedy,omitempty"` // a command, SQL or a sentence; empty when OK
-
-	class event.Class // of a FAIL
-}
-
-// Findings are the results of a preflight, in the order of the checks.
-type Findings []Finding
-
-// Err joins the findings that FAIL into one failure; nil when there is none.
-// Its class is Lost when the slot is lost, else Precondition. The hint has the
-// remedies, one a line.
-func (fs Findings) Err() error {
-	class := event.Precondition
-	var details, remedies []string
-	for _, f := range fs {
-		if f.Level != FAIL {
-			continue
-		}
-		if f.class == event.Lost {
-			class = event.Lost
-		}
-		details = append(details, f.Detail)
-		if f.Remedy != "" && !slices.Contains(remedies, f.Remedy) {
-			remedies = append(remedies, f.Remedy)
-		}
-	}
-	if len(details) == 0 {
-		return nil
-	}
-	return event.Fail(class, strings.Join(remedies, "\n"), "%s", strings.Join(details, "; "))
-}
 
 // Table names a table.
 type Table struct{ Schema, Name string }
@@ -82,16 +44,25 @@ type Want struct {
 
 	// ApplicationName is the one of the replication connection.
 	ApplicationName string
+
+	// Messages says that logical messages are events, too.
+	Messages bool
+
+	// WALSenderTimeout is what the relay sets for its session; zero keeps the server's.
+	WALSenderTimeout time.Duration
 }
 
 // Preflight looks whether the server, the role, the publications, the tables
 // and the slot are as the relay needs them. It changes nothing and asks about
-// ten short questions. The error tells that a question failed, not a finding.
+// fifteen short questions. The error tells that a question failed, not a finding.
 func Preflight(ctx context.Context, conn *pgx.Conn, want Want) (Findings, error) {
 	p := preflight{ctx: ctx, conn: conn, want: want}
 	if p.version() {
 		p.server()
+		p.room()
+		p.timeouts()
 		p.role()
+		p.messages()
 		p.publications()
 		p.tables()
 		p.slot()
@@ -115,9 +86,6 @@ type preflight struct {
 }
 
 func (p *preflight) add(f Finding) {
-	if f.Level == FAIL && f.class == event.Transient {
-		f.class = event.Precondition
-	}
 	p.found = append(p.found, f)
 }
 
@@ -185,6 +153,97 @@ func (p *preflight) server() {
 	}
 }
 
+// littleLog is a max_slot_wal_keep_size, in MB, that a busy server fills in minutes.
+const littleLog = 256
+
+// room finds whether a slot and a walsender are free, and how much log a slot may keep.
+func (p *preflight) room() {
+	var slots, maxSlots, senders, maxSenders, keep int
+	var mine, active bool
+	if !p.ask(`select (select count(*) from pg_replication_slots), current_setting('max_replication_slots')::int,
+		(select count(*) from pg_stat_replication), current_setting('max_wal_senders')::int,
+		(select setting::int from pg_settings where name = 'max_slot_wal_keep_size'),
+		exists (select from pg_replication_slots where slot_name = $1), exists (select from pg_replication_slots where slot_name = $1 and active)`,
+		[]any{p.want.Slot}, &slots, &maxSlots, &senders, &maxSenders, &keep, &mine, &active) {
+		return
+	}
+	f := Finding{Name: "slots", Detail: fmt.Sprintf("%d of %d replication slots are used", slots, maxSlots)}
+	if slots >= maxSlots && p.want.Slot != "" && !mine {
+		f.Level = FAIL
+		f.Remedy = "drop a slot that is not needed (walrelay slot list --all), or raise max_replication_slots and restart Postgres"
+	}
+	p.add(f)
+	f = Finding{Name: "walsenders", Detail: fmt.Sprintf("%d of %d walsenders are used", senders, maxSenders)}
+	if senders >= maxSenders && !active {
+		f.Level = WARN
+		f.Remedy = "end replication sessions that nobody needs, or raise max_wal_senders and restart Postgres: the relay waits until one is free"
+	}
+	p.add(f)
+	f = Finding{Name: "keep_size", Detail: "max_slot_wal_keep_size is unlimited: the slot is never lost, and the log of a relay that stays away fills the disk"}
+	switch {
+	case keep >= 0 && keep < littleLog:
+		f.Level = WARN
+		f.Detail = fmt.Sprintf("max_slot_wal_keep_size is %d MB: the slot is lost as soon as the relay is that far behind", keep)
+		f.Remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'; SELECT pg_reload_conf(); or whatever the disk can spare"
+	case keep >= 0:
+		f.Detail = fmt.Sprintf("max_slot_wal_keep_size is %d MB: a relay that is further behind loses its slot", keep)
+	}
+	p.add(f)
+}
+
+// shortTimeout is a wal_sender_timeout that a pause of a loaded machine exceeds.
+const shortTimeout = 5 * time.Second
+
+func (p *preflight) timeouts() {
+	var ms, idle int64
+	if !p.ask(`select (select setting::int8 from pg_settings where name = 'wal_sender_timeout'),
+		coalesce((select setting::int8 from pg_settings where name = 'idle_replication_slot_timeout'), 0)`, nil, &ms, &idle) {
+		return
+	}
+	timeout := time.Duration(ms) * time.Millisecond
+	whose := "of the server"
+	if p.want.WALSenderTimeout > 0 {
+		timeout, whose = p.want.WALSenderTimeout, "that the relay sets"
+	}
+	f := Finding{Name: "wal_sender_timeout", Detail: fmt.Sprintf("wal_sender_timeout %s is %s", whose, timeout)}
+	switch {
+	case timeout == 0:
+		f.Level = WARN
+		f.Detail = "wal_sender_timeout is 0: the session of a relay whose network is cut holds the slot for ever"
+		f.Remedy = "run with --wal-sender-timeout 60s"
+	case timeout < shortTimeout:
+		f.Level = WARN
+		f.Remedy = "run with --wal-sender-timeout 60s: a short pause of either machine ends the session"
+	}
+	p.add(f)
+	if idle > 0 { // since 18, in seconds
+		p.add(Finding{
+			Name: "idle_timeout", Level: WARN,
+			Detail: fmt.Sprintf("idle_replication_slot_timeout is %s: a relay that is stopped for longer loses its slot", time.Duration(idle)*time.Second),
+			Remedy: "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf(); or never stop the relay for so long",
+		})
+	}
+}
+
+// messages finds who may make events by logical messages.
+func (p *preflight) messages() {
+	if !p.want.Messages {
+		return
+	}
+	var public bool
+	if !p.ask(`select coalesce(bool_or(p.proacl is null or exists (select from aclexplode(p.proacl) a where a.grantee = 0 and a.privilege_type = 'EXECUTE')), false)
+		from pg_proc p where p.proname = 'pg_logical_emit_message' and p.pronamespace = 'pg_catalog'::regnamespace`, nil, &public) {
+		return
+	}
+	f := Finding{Name: "messages", Detail: "only chosen roles may emit logical messages"}
+	if public {
+		f.Level = WARN
+		f.Detail = "any role of the database may emit logical messages, and so make events"
+		f.Remedy = "walrelay init --messages prints the REVOKE and GRANT"
+	}
+	p.add(f)
+}
+
 func walLevel(level string) Finding {
 	f := Finding{Name: "wal_level", Detail: "wal_level is " + level}
 	if level != "logical" {
@@ -241,7 +300,7 @@ func (p *preflight) role() {
 
 func publicationMissing(conn *pgx.Conn, name string) Finding {
 	return Finding{
-		Name: "publication", Level: FAIL, class: event.Precondition,
+		Name: "publication", Level: FAIL, Class: event.Precondition,
 		Detail: fmt.Sprintf("publication %q does not exist in database %q", name, database(conn.Config())),
 		Remedy: fmt.Sprintf("walrelay init --apply, or CREATE PUBLICATION %s FOR TABLE … WITH (publish = 'insert');", quote(name)),
 	}

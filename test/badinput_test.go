@@ -176,7 +176,7 @@ func TestRunRefusesWhatAnOperatorMustMend(t *testing.T) {
 		{"TLS that the broker lacks", "--nats-url " + strings.Replace(r.natsURL, "nats:", "tls:", 1), refusal{3, "secure connection", "--nats-tls-ca", nil}},
 		{"credentials file missing", "--nats-creds /nonexistent/file.creds", refusal{3, "/nonexistent/file.creds", "readable", nil}},
 		{"unknown key of a table", "--table public.outbox,payloat=body", refusal{2, "unknown key payloat", "did you mean payload?", nil}},
-		{"unknown preset", "--table public.outbox,preset=snake", refusal{2, "unknown preset snake", "default and debezium", nil}},
+		{"unknown preset", "--table public.outbox,preset=camel", refusal{2, "unknown preset camel", "default, debezium or snake", nil}},
 		{"unknown flag", "--sloot x", refusal{2, "unknown flag --sloot", "did you mean --slot?", nil}},
 		{"bad duration", "--ack-timeout 5parrots", refusal{2, `--ack-timeout: "5parrots" is no duration`, "5s", nil}},
 		{"unknown placeholder", "--subject outbox.{aggregat_type}", refusal{2, "aggregat_type", "", nil}},

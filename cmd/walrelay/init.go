@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/walrelay/walrelay/config"
@@ -16,58 +18,80 @@ import (
 func initCommand(p *process) *cobra.Command {
 	var apply bool
 	var role string
+	var emit outbox.Emitting
 	cmd := &cobra.Command{
 		Use: "init [flags]", Short: "Make the outbox table, its publication and the relay's role",
 		Long: `Prints the SQL that makes what is missing of the outbox tables, the publication
 and, with --role, the rights of the relay's role. With --apply it runs it and says
 what it did. It can be repeated without harm. An existing table is never altered:
-where it differs, the differences are told.`,
+where it differs, the differences are told.
+
+--emit-function adds the SQL function walrelay_emit, which makes an event without a
+row; the relay takes those with --messages. Any role can emit logical messages
+unless --emit-grant names those that may.`,
 		Example: `  walrelay init | less
   walrelay init --apply --role relay
-  walrelay init --table sales.outbox --publication sales`,
+  walrelay init --table sales.outbox --publication sales
+  walrelay init --apply --table none --messages --emit-function --emit-grant shop`,
 		Args: atMost(0),
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
+	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
+	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
 	return command(p, cmd, []config.Group{config.Postgres, config.Publications, config.Tables},
 		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
 			all, err := schemas(cfg, role)
 			if err != nil {
 				return err
 			}
-			if apply {
-				return applySchemas(cmd, cfg, all)
-			}
-			parts := make([]string, 0, len(all)+1)
+			steps := make([]step, 0, len(all)+1)
 			for _, s := range all {
-				parts = append(parts, s.SQL())
+				steps = append(steps, tableStep{s})
 			}
-			if cfg.Messages {
-				parts = append(parts, messagesSQL)
+			if cfg.Messages || emit.Function || len(emit.Emitters) > 0 {
+				emit.Prefix = cfg.MessagePrefix
+				if len(all) > 0 {
+					emit.Schema = all[0].Table.Schema
+				} else {
+					emit.Publication = cfg.Publications[0]
+				}
+				if err := emit.Validate(); err != nil {
+					return err
+				}
+				steps = append(steps, emit)
+			}
+			if apply {
+				return applySteps(cmd, cfg, steps)
+			}
+			parts := make([]string, 0, len(steps))
+			for _, s := range steps {
+				parts = append(parts, s.SQL())
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), strings.Join(parts, "\n"))
 			return err
 		})
 }
 
-// messagesSQL is offered as a comment, because it concerns every role of the
-// database. From 17 the functions have a fourth argument.
-const messagesSQL = `-- Any role can emit logical messages, and so make events. To allow it to chosen roles only:
--- DO $$ DECLARE f regprocedure; BEGIN
---     FOR f IN SELECT oid FROM pg_proc WHERE proname = 'pg_logical_emit_message' LOOP
---         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', f);
---         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO my_service', f);
---     END LOOP;
--- END $$;
-`
+// step is a part of what init makes.
+type step interface {
+	SQL() string
+	Apply(ctx context.Context, conn *pgx.Conn) (changes []string, err error)
+}
+
+type tableStep struct{ outbox.Schema }
+
+func (s tableStep) Apply(ctx context.Context, conn *pgx.Conn) ([]string, error) {
+	return outbox.Apply(ctx, conn, s.Schema)
+}
 
 func schemas(cfg *config.Config, role string) ([]outbox.Schema, error) {
 	if len(cfg.Publications) != 1 {
 		return nil, event.Fail(event.Usage, "name one with --publication", "init makes one publication at a time, and %d are configured", len(cfg.Publications))
 	}
-	if len(cfg.Tables) == 0 {
-		return nil, event.Fail(event.Usage, "name a table with --table; for logical messages alone an empty publication is enough: CREATE PUBLICATION "+quoteIdent(cfg.Publications[0])+";",
-			"there is no outbox table to make")
+	if len(cfg.Tables) == 0 && role != "" {
+		return nil, event.Fail(event.Usage, "for logical messages alone the role needs nothing more: CREATE ROLE "+quoteIdent(role)+" LOGIN REPLICATION",
+			"the rights of --role are on a table, and there is none")
 	}
 	names, err := tables(cfg)
 	if err != nil {
@@ -84,7 +108,7 @@ func schemas(cfg *config.Config, role string) ([]outbox.Schema, error) {
 	return all, nil
 }
 
-func applySchemas(cmd *cobra.Command, cfg *config.Config, all []outbox.Schema) error {
+func applySteps(cmd *cobra.Command, cfg *config.Config, all []step) error {
 	pg, err := pgConfig(cfg)
 	if err != nil {
 		return err
@@ -96,7 +120,7 @@ func applySchemas(cmd *cobra.Command, cfg *config.Config, all []outbox.Schema) e
 	defer hangUp(conn)
 	idle := true
 	for _, s := range all {
-		changes, err := outbox.Apply(cmd.Context(), conn, s)
+		changes, err := s.Apply(cmd.Context(), conn)
 		if err != nil {
 			return err
 		}

@@ -101,6 +101,7 @@ func TestExamplesParse(t *testing.T) {
 	visit = func(c *cobra.Command) {
 		for line := range strings.SplitSeq(c.Example, "\n") {
 			line, _, _ = strings.Cut(line, "|")
+			line, _, _ = strings.Cut(line, ">")
 			words := strings.Fields(line)
 			if len(words) == 0 || words[0] != "walrelay" {
 				continue
@@ -156,7 +157,7 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{`run --table "a-b`, "double quote"},
 		{"run --table a-b", "invalid table"},
 		{"run --subject {nothing}", "nothing"},
-		{"init --table none --messages", `CREATE PUBLICATION "walrelay"`},
+		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
 		{"run --config /nonexistent/walrelay.yaml", "/nonexistent/walrelay.yaml"},
 	} {

@@ -31,9 +31,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := outbox.NewMapper(outbox.Mapping{
-		Tables: outboxes, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
-	})
+	mapper, err := newMapper(cfg, outboxes)
 	if err != nil {
 		return err
 	}
@@ -49,35 +47,22 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
 		meter, observer = watch.monitor, watch.monitor
 	}
-	pub, err = publisher.New(publisher.Options{
-		URL: cfg.NATS.URL.Reveal(), Connect: connect,
-		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
-		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas,
-		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison == config.Park,
-		Bucket: cfg.Stream.CheckpointBucket,
-		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
-		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
-		Meter: meter, Log: log,
-	})
-	if err != nil {
+	options := publisherOptions(cfg, mapper, connect)
+	options.Meter, options.Log = meter, log
+	if pub, err = publisher.New(options); err != nil {
 		return err
+	}
+	conf := replicationConfig(cfg, pg, cfg.Slot)
+	conf.Warn = func(text, hint string) {
+		log.Warn("postgres holds events back", "warning", text, "hint", hint)
 	}
 	source := &sourceOpener{
 		pg:     pg,
 		mapper: mapper,
 		tables: outboxes,
 		log:    log,
-		want: slotmgr.Want{
-			Slot: cfg.Slot, Publications: cfg.Publications, Tables: wanted(outboxes),
-			ApplicationName: applicationName(pg),
-		},
-		config: replication.Config{
-			Conn: &pg.Config, Slot: cfg.Slot, Publications: cfg.Publications, Messages: cfg.Messages,
-			WALSenderTimeout: cfg.WALSenderTimeout, Fingerprint: fingerprint(cfg),
-			Warn: func(text, hint string) {
-				log.Warn("postgres holds events back", "warning", text, "hint", hint)
-			},
-		},
+		want:   wantOf(cfg, pg, outboxes),
+		config: conf,
 	}
 	parked := cfg.MaxParkedInRow
 	if parked == 0 {
@@ -168,24 +153,19 @@ func (o *sourceOpener) preflight(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, f := range found {
-		if f.Level == slotmgr.WARN {
-			o.log.Warn(f.Detail, "check", f.Name, "hint", f.Remedy)
-		}
-	}
-	if err := found.Err(); err != nil {
-		return err
-	}
 	for _, t := range o.tables {
-		cols, err := outbox.Inspect(ctx, conn, t)
+		advice, err := outbox.Advise(ctx, conn, o.mapper, t)
 		if err != nil {
 			return err
 		}
-		if err := o.mapper.Check(t, cols); err != nil {
-			return err
+		found = append(found, advice...)
+	}
+	for _, f := range found {
+		if f.Level == event.WARN {
+			o.log.Warn(f.Detail, "check", f.Name, "hint", f.Remedy)
 		}
 	}
-	return nil
+	return found.Err()
 }
 
 // watcher is a slotmgr.Watcher whose refused logins pass as those of its source do.

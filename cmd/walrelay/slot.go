@@ -16,13 +16,13 @@ import (
 )
 
 func slotCommand(p *process) *cobra.Command {
-	cmd := group("slot", "Create, list and drop replication slots",
+	cmd := group("slot", "Manage replication slots and look into them",
 		`A replication slot is the relay's place in the write-ahead log. It keeps the log
 until the relay has confirmed it: drop the slot of a relay that is no longer used.`,
 		`  walrelay slot create
-  walrelay slot list
+  walrelay slot show
   walrelay slot drop orders`)
-	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotDropCommand(p))
+	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotShowCommand(p), slotPeekCommand(p), slotAdvanceCommand(p), slotDropCommand(p))
 	return cmd
 }
 
@@ -32,12 +32,16 @@ func slotCreateCommand(p *process) *cobra.Command {
 		Use: "create [name] [flags]", Short: "Create the slot",
 		Long: `Creates a logical slot for the plugin pgoutput. From then on no committed event is
 missed. The publication must exist. Postgres lets a slot begin only when every write
-transaction that is open in any database has ended; those it waits for are told.`,
+transaction that is open in any database has ended; those it waits for are told.
+
+A --temporary slot lasts as long as this command, which then waits to be stopped.`,
 		Example: `  walrelay slot create
-  walrelay slot create orders --if-not-exists --timeout 30s`,
+  walrelay slot create orders --if-not-exists --timeout 30s
+  walrelay slot create orders --failover`,
 		Args: atMost(1),
 	}
 	cmd.Flags().BoolVar(&o.Failover, "failover", false, "let standbys keep up with the slot; needs Postgres 17")
+	cmd.Flags().BoolVar(&o.Temporary, "temporary", false, "drop the slot when this command ends")
 	cmd.Flags().BoolVar(&o.IfNotExists, "if-not-exists", false, "leave a slot that fits as it is")
 	cmd.Flags().DurationVar(&o.Timeout, "timeout", 0, "longest wait for open transactions; 0 waits for ever")
 	return command(p, cmd, []config.Group{config.Postgres, config.Slot, config.Publications},
@@ -65,7 +69,14 @@ transaction that is open in any database has ended; those it waits for are told.
 					what = "created"
 				}
 				_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s %s, confirmed at %s\n", slot.Name, what, position(slot.ConfirmedFlush))
-				return err
+				if err != nil || !o.Temporary || !created {
+					return err
+				}
+				cmd.PrintErrln("the slot lasts until this command is stopped")
+				if _, err := conn.WaitForNotification(ctx); ctx.Err() == nil {
+					return fmt.Errorf("keep temporary slot %q: %w", slot.Name, err)
+				}
+				return nil
 			})
 		})
 }
@@ -132,50 +143,6 @@ func orDash(s string) string {
 		return "-"
 	}
 	return s
-}
-
-func slotDropCommand(p *process) *cobra.Command {
-	var yes bool
-	cmd := &cobra.Command{
-		Use: "drop [name] [flags]", Short: "Drop the slot and give its log free",
-		Long: `Drops a slot. Events that the relay has not confirmed then can no longer be read from
-the log. A slot in use is not dropped: stop its relay first. It asks before, on a
-terminal; elsewhere it needs --yes.`,
-		Example: `  walrelay slot drop
-  walrelay slot drop orders --yes`,
-		Args: atMost(1),
-	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	return command(p, cmd, []config.Group{config.Postgres, config.Slot},
-		func(cmd *cobra.Command, args []string, cfg *config.Config) error {
-			name, err := slotOf(cmd, args, cfg)
-			if err != nil {
-				return err
-			}
-			if !yes && !isTerminal(p.in) {
-				return event.Fail(event.Usage, "add --yes to drop it without being asked", "slot drop asks before it drops slot %s, and this is no terminal", name)
-			}
-			return connected(cmd.Context(), cfg, func(ctx context.Context, conn *pgx.Conn) error {
-				slot, err := slotmgr.Inspect(ctx, conn, name)
-				if err != nil {
-					return err
-				}
-				if !yes && !slot.Active { // Drop refuses an active one
-					sure, err := confirm(ctx, cmd, fmt.Sprintf("drop slot %s, which keeps %s of log, %s of it unconfirmed?", name, size(slot.RetainedBytes), size(slot.LagBytes)))
-					if err != nil {
-						return err
-					}
-					if !sure {
-						return event.Fail(event.Precondition, "answer yes, or add --yes", "slot %s is not dropped", name)
-					}
-				}
-				if err := slotmgr.Drop(ctx, conn, name); err != nil {
-					return err
-				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "slot %s dropped, %s of log free to go\n", name, size(slot.RetainedBytes))
-				return err
-			})
-		})
 }
 
 // confirm asks on the terminal.

@@ -112,6 +112,7 @@ func tables(cfg *config.Config) ([]outbox.Table, error) {
 			continue
 		}
 		table.Preset, table.Columns, table.Subject = t.Preset, t.Columns, t.Subject
+		table.HeaderColumns = headerColumns(t.HeaderColumns)
 		if slices.ContainsFunc(all, func(o outbox.Table) bool { return o.String() == table.String() }) {
 			mistakes = append(mistakes, fmt.Errorf("table %s is named twice", table))
 		}
@@ -125,6 +126,30 @@ func tables(cfg *config.Config) ([]outbox.Table, error) {
 		return nil, event.Fail(event.Usage, hint, "%w", errors.Join(mistakes...))
 	}
 	return all, nil
+}
+
+func headerColumns(cs []config.HeaderColumn) []outbox.HeaderColumn {
+	var all []outbox.HeaderColumn
+	for _, c := range cs {
+		all = append(all, outbox.HeaderColumn{Column: c.Column, Name: c.Header})
+	}
+	return all
+}
+
+// newMapper makes the mapper of the configured tables and messages.
+func newMapper(cfg *config.Config, tables []outbox.Table) (*outbox.Mapper, error) {
+	m := outbox.Mapping{
+		Tables: tables, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
+		HeaderColumns: headerColumns(cfg.HeaderColumns),
+		CloudEvents:   outbox.CloudEvents{On: cfg.CloudEvents, Source: cfg.CloudSource},
+	}
+	if cfg.Route.Regex != "" {
+		m.Route = outbox.Route{By: cfg.Route.By, Regex: cfg.Route.Regex}
+	}
+	for _, s := range cfg.TypeSubjects {
+		m.Overrides = append(m.Overrides, outbox.Override{AggregateType: s.AggregateType, EventType: s.EventType, Subject: s.Subject})
+	}
+	return outbox.NewMapper(m)
 }
 
 // fingerprint changes when the same log would yield other events, or events of

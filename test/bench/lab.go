@@ -227,12 +227,11 @@ func (l *lab) dropSlots(ctx context.Context) error {
 	return nil
 }
 
-// newStream replaces the stream by an empty one, and forgets the checkpoint.
+// newStream replaces the stream by an empty one, and forgets the checkpoint. The
+// streams of checkpoints and dead letters stay, as they do from one start to the next.
 func (l *lab) newStream(ctx context.Context) error {
-	for _, name := range []string{stream, stream + "_DLQ"} {
-		if err := l.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return fmt.Errorf("delete stream: %w", err)
-		}
+	if err := l.js.DeleteStream(ctx, stream); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return fmt.Errorf("delete stream: %w", err)
 	}
 	kv, err := l.js.Stream(ctx, bucket)
 	if err == nil {

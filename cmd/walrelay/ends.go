@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+
+	"github.com/walrelay/walrelay/config"
+	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/operate"
+	"github.com/walrelay/walrelay/outbox"
+	"github.com/walrelay/walrelay/publisher"
+	"github.com/walrelay/walrelay/replication"
+	"github.com/walrelay/walrelay/slotmgr"
+)
+
+// bothEnds are the options of commands that look at Postgres and NATS.
+var bothEnds = []config.Group{
+	config.Postgres, config.Slot, config.Publications, config.Tables, config.Broker, config.Streams,
+}
+
+// ends are the two sides for commands that look at both without relaying.
+type ends struct {
+	cfg      *config.Config
+	pg       *pgx.ConnConfig
+	outboxes []outbox.Table
+	mapper   *outbox.Mapper
+	pub      *publisher.Publisher
+}
+
+// newEnds builds both and connects to neither.
+func newEnds(cfg *config.Config) (*ends, error) {
+	e := &ends{cfg: cfg}
+	var err error
+	if e.pg, err = pgConfig(cfg); err != nil {
+		return nil, err
+	}
+	if e.outboxes, err = tables(cfg); err != nil {
+		return nil, err
+	}
+	if e.mapper, err = newMapper(cfg, e.outboxes); err != nil {
+		return nil, err
+	}
+	connect, err := natsOptions(cfg)
+	if err != nil {
+		return nil, err
+	}
+	e.pub, err = publisher.New(publisherOptions(cfg, e.mapper, connect))
+	return e, err
+}
+
+func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.Option) publisher.Options {
+	return publisher.Options{
+		URL: cfg.NATS.URL.Reveal(), Connect: connect,
+		Stream: cfg.Stream.Name, Subjects: mapper.Subjects(),
+		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas, Shared: cfg.Stream.Shared,
+		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
+		Bucket: cfg.Stream.CheckpointBucket,
+		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
+		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
+	}
+}
+
+func replicationConfig(cfg *config.Config, pg *pgx.ConnConfig, slot string) replication.Config {
+	return replication.Config{
+		Conn: &pg.Config, Slot: slot, Publications: cfg.Publications, Messages: cfg.Messages,
+		WALSenderTimeout: cfg.WALSenderTimeout, Fingerprint: fingerprint(cfg),
+	}
+}
+
+func wantOf(cfg *config.Config, pg *pgx.ConnConfig, outboxes []outbox.Table) slotmgr.Want {
+	return slotmgr.Want{
+		Slot: cfg.Slot, Publications: cfg.Publications, Tables: wanted(outboxes),
+		ApplicationName: applicationName(pg), Messages: cfg.Messages, WALSenderTimeout: cfg.WALSenderTimeout,
+	}
+}
+
+// origin is the log that the slot reads, as a session would see it. The slot
+// was read before: under a relay that runs, its confirmed LSN must not be newer
+// than the checkpoint that is read after it.
+func (e *ends) origin(ctx context.Context, slot slotmgr.Slot) (event.Origin, error) {
+	o, err := replication.Identify(ctx, replicationConfig(e.cfg, e.pg, slot.Name))
+	o.ConfirmedFlush = slot.ConfirmedFlush
+	return o, err
+}
+
+// log reads the slot over an ordinary connection.
+func (e *ends) log(conn *pgx.Conn, origin event.Origin) operate.Log {
+	return peekedLog{conn: conn, origin: origin, options: slotmgr.PeekOptions{
+		Slot: origin.Slot, Plugin: replication.PluginOptions(e.cfg.Publications, e.cfg.Messages),
+	}}
+}
+
+// peekedLog is an operate.Log of a slot that is not moved.
+type peekedLog struct {
+	conn    *pgx.Conn
+	origin  event.Origin
+	options slotmgr.PeekOptions
+}
+
+func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error) {
+	o := l.options
+	o.UpTo, o.Changes = upTo, changes
+	dec := replication.NewDecoder(l.origin)
+	return slotmgr.Peek(ctx, l.conn, o, func(lsn event.LSN, data []byte) error {
+		rec, err := dec.Decode(lsn, data)
+		if err != nil || rec == nil {
+			return err
+		}
+		return each(rec)
+	})
+}
+
+// checkpointOf moves the checkpoint of an origin.
+type checkpointOf struct {
+	pub    *publisher.Publisher
+	origin event.Origin
+}
+
+func (c checkpointOf) Pass(ctx context.Context, stored event.Checkpoint, to event.LSN) (bool, error) {
+	return c.pub.Pass(ctx, c.origin, stored, to)
+}
+
+// slotOn advances a slot over a connection.
+type slotOn struct {
+	conn *pgx.Conn
+	name string
+}
+
+func (s slotOn) Advance(ctx context.Context, to event.LSN) (event.LSN, error) {
+	return slotmgr.Advance(ctx, s.conn, s.name, to)
+}

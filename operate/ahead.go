@@ -1,0 +1,126 @@
+package operate
+
+import (
+	"context"
+	"errors"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Log reads what a slot would send next, and consumes nothing.
+type Log interface {
+	// Read calls each with every record in order, until each returns an error,
+	// which Read returns. Transactions whose commit record begins at upTo or later
+	// may be left out; zero reads to the end. Changes ends the read at the end of the
+	// transaction in which so many are reached, zero does not. It returns how
+	// many changes there were.
+	Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error)
+}
+
+// Mapper makes events of records, as in package relay.
+type Mapper interface {
+	Map(rec *event.Record, ev *event.Event) (bool, error)
+}
+
+// errEnough ends a read of the log.
+var errEnough = errors.New("enough")
+
+// filter leaves out of the log what the stream holds, as a relay does when it
+// starts (resume.go of package relay).
+type filter struct {
+	resume event.Resume
+	mapper Mapper
+	ev     event.Event
+	stored event.Checkpoint // the last event counted off, and how many were
+}
+
+// next maps a record to the event that is still to be published; nil when the
+// record makes none. It is valid until the next call.
+func (f *filter) next(rec *event.Record) (*event.Event, *event.Poison, error) {
+	if rec.Kind != event.Row && rec.Kind != event.Message || rec.Position.Compare(f.resume.After) <= 0 {
+		return nil, nil, nil
+	}
+	ok, err := f.mapper.Map(rec, &f.ev)
+	var poison *event.Poison
+	if err != nil && !errors.As(err, &poison) {
+		return nil, nil, err
+	}
+	if !ok {
+		return nil, nil, nil
+	}
+	if id, ok := f.resume.Stored[rec.Position]; ok && id == string(f.ev.ID) {
+		return nil, nil, nil
+	}
+	if f.stored.Events < f.resume.Skip {
+		f.stored = event.Checkpoint{Events: f.stored.Events + 1, Position: rec.Position, XID: rec.XID, CommitTime: rec.CommitTime}
+		return nil, nil, nil
+	}
+	return &f.ev, poison, nil
+}
+
+// firstLook is how many changes Peek asks for beyond the events it wants: a
+// transaction has a begin, a commit and tables beside its rows.
+const firstLook = 64
+
+// Peek returns the next events that the stream does not hold, limit at most,
+// and whether there are more. The log is read from its beginning again, twice as
+// far, until there are enough, since a server cannot tell events from other changes.
+func Peek(ctx context.Context, log Log, m Mapper, r event.Resume, limit int) (events []*Event, more bool, err error) {
+	for changes := 2*limit + firstLook; ; changes *= 2 {
+		events = events[:0]
+		f := filter{resume: r, mapper: m}
+		n, err := log.Read(ctx, 0, changes, func(rec *event.Record) error {
+			ev, poison, err := f.next(rec)
+			if ev == nil {
+				return err
+			}
+			if len(events) == limit {
+				return errEnough
+			}
+			events = append(events, keep(ev, poison))
+			return nil
+		})
+		switch {
+		case errors.Is(err, errEnough):
+			return events, true, nil
+		case err != nil:
+			return nil, false, err
+		case n < changes:
+			return events, false, nil
+		}
+	}
+}
+
+// Transaction identifies one of the log's transactions: by its id, or by the
+// LSN of its commit record, of the end of that, or of one of its changes.
+type Transaction struct {
+	XID uint32
+	LSN event.LSN
+}
+
+// FindEnd returns the end of a transaction's commit record: the LSN to which a
+// slot is advanced to pass over it.
+func FindEnd(ctx context.Context, log Log, t Transaction) (event.LSN, error) {
+	var end event.LSN
+	open := false // it is this one
+	_, err := log.Read(ctx, 0, 0, func(rec *event.Record) error {
+		p := rec.Position
+		open = open || t.XID != 0 && rec.XID == t.XID || t.LSN != 0 && (t.LSN == p.Commit || t.LSN == p.Change || t.LSN == rec.Confirm)
+		if open && rec.Confirm != 0 { // of the commit, or of a message that is its own
+			end = rec.Confirm
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return 0, err
+	}
+	if end == 0 {
+		const hint = "walrelay slot peek lists those ahead, with their positions: the second part is the LSN; one that wrote nothing that is published cannot be named"
+		if t.XID != 0 {
+			return 0, event.Fail(event.Precondition, hint, "the slot will not send a transaction %d", t.XID)
+		}
+		return 0, event.Fail(event.Precondition, hint, "the slot will not send a transaction at %s", t.LSN)
+	}
+	return end, nil
+}

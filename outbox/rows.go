@@ -1,0 +1,84 @@
+package outbox
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/walrelay/walrelay/event"
+)
+
+// Selection chooses rows of a table.
+type Selection struct {
+	IDs   []string // as text; none takes the newest rows
+	Limit int      // rows at most
+}
+
+// Rows reads rows as the replication stream would send them, oldest first:
+// each becomes a Row without a position. The newest are those with the highest
+// seq, or else created_at. It blocks for some round trips.
+func Rows(ctx context.Context, conn *pgx.Conn, t Table, sel Selection) ([]*event.Record, error) {
+	rel, err := relationOf(ctx, conn, t)
+	if err != nil {
+		return nil, classify(err, "read table %s", t)
+	}
+	if rel == nil {
+		return nil, event.Fail(event.Precondition, "correct --table, or create it with `walrelay init --apply`", "table %s does not exist", t)
+	}
+	cols, err := columnsOf(ctx, conn, rel.oid)
+	if err != nil {
+		return nil, classify(err, "read table %s", t)
+	}
+	var records []*event.Record
+	// What the replication session sets, so that the text form is the same.
+	const settings = "SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL extra_float_digits = 3; " +
+		"SET LOCAL timezone = 'UTC'; SET LOCAL bytea_output = 'hex'"
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, settings, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return err
+		}
+		records, err = readRows(ctx, tx, t, cols, sel)
+		return err
+	})
+	if err != nil {
+		return nil, classify(err, "read table %s", t)
+	}
+	slices.Reverse(records)
+	return records, nil
+}
+
+func readRows(ctx context.Context, tx pgx.Tx, t Table, cols []Column, sel Selection) ([]*event.Record, error) {
+	r := &event.Relation{Schema: t.schema(), Name: t.Name}
+	for _, c := range cols {
+		r.Columns = append(r.Columns, event.Column{Name: c.Name, Type: c.OID})
+	}
+	sql := "SELECT * FROM " + pgx.Identifier{t.schema(), t.Name}.Sanitize()
+	args := []any{pgx.QueryExecModeSimpleProtocol} // every value comes as text
+	if len(sel.IDs) > 0 {
+		sql += fmt.Sprintf(" WHERE %s::text = ANY ($1::text[])", ident(t.column(roleID)))
+		args = append(args, sel.IDs)
+	}
+	for _, role := range []string{roleSeq, roleCreatedAt} {
+		if name := t.column(role); slices.ContainsFunc(cols, func(c Column) bool { return c.Name == name }) {
+			sql += " ORDER BY " + ident(name) + " DESC"
+			break
+		}
+	}
+	rows, err := tx.Query(ctx, fmt.Sprintf("%s LIMIT %d", sql, sel.Limit), args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var records []*event.Record
+	for rows.Next() {
+		rec := &event.Record{Kind: event.Row, Relation: r}
+		for _, v := range rows.RawValues() {
+			rec.Values = append(rec.Values, bytes.Clone(v))
+		}
+		records = append(records, rec)
+	}
+	return records, rows.Err()
+}
