@@ -25,6 +25,7 @@
 // | reconcile.go | the decision where to go on, without I/O                   |
 // | checkpoint.go| the record beside the stream                               |
 // | stream.go    | creating and examining the stream                          |
+// | inspect.go   | what the broker holds, for whoever looks on                |
 // | meter.go     | how long events take, for whoever counts                   |
 // | deadletter.go| parking an event                                           |
 package publisher
