@@ -17,19 +17,13 @@ unpack() {
 	chmod 755 "$temp"
 	mkdir "$temp/deb" && chmod 777 "$temp/deb"
 	cd "$temp/deb"
-	if ! apt-get download -qq prometheus; then
-		[ "$(id -u)" = 0 ] || return 1
-		apt-get update -qq
-		apt-get download -qq prometheus
-	fi
-	dpkg-deb -x prometheus_*.deb "$temp/root"
-	mkdir -p "$cache"
+	apt-get download -qq prometheus ||
+		{ [ "$(id -u)" = 0 ] && apt-get update -qq && apt-get download -qq prometheus; } || return 1
+	dpkg-deb -x prometheus_*.deb "$temp/root" && mkdir -p "$cache" || return 1
 	# Renamed into place, so that nobody meets half a program.
 	for name in promtool prometheus; do
-		cp "$temp/root/usr/bin/$name" "$cache/.$name.$$"
-		mv -f "$cache/.$name.$$" "$cache/$name"
+		cp "$temp/root/usr/bin/$name" "$cache/.$name.$$" && mv -f "$cache/.$name.$$" "$cache/$name" || return 1
 	done
-	cd /
 }
 
 if [ -n "${PROMBIN:-}" ]; then

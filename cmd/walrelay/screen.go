@@ -185,7 +185,7 @@ func (v *screen) lines(s *status) []string {
 	r, p, h := s.Relay.Report, s.Postgres, s.NATS.Holds
 	switch {
 	case r != nil:
-		row("relay", "%s, %s since %s, version %s", s.Role, r.State, span(s.At.Sub(r.Since).Seconds()), r.Version)
+		row("relay", "%s, %s for %s, version %s", s.Role, r.State, span(s.At.Sub(r.Since).Seconds()), r.Version)
 	case s.Relay.Address != "":
 		row("relay", "does not answer; asked the servers")
 	default:
@@ -220,7 +220,9 @@ func (v *screen) lines(s *status) []string {
 			last = fmt.Sprintf("last %d, %s ago", h.Stream.LastSequence, span(s.At.Sub(*t).Seconds()))
 		}
 		row("stream", "%d messages, %s, %s", h.Stream.Messages, size(int64(h.Stream.Bytes)), last)
-		if c := h.Checkpoint; c != nil {
+		if c := h.Checkpoint; c != nil && c.CommitTime.IsZero() {
+			row("checkpoint", "sequence %d, no event yet", c.Sequence)
+		} else if c != nil {
 			row("checkpoint", "sequence %d, at %s, committed %s ago", c.Sequence, c.Position, span(s.At.Sub(c.CommitTime).Seconds()))
 		} else {
 			row("checkpoint", "none")
@@ -285,8 +287,10 @@ func drained(s *status) string {
 		return "unknown"
 	case e == nil && s.WALPerSecond == nil:
 		return "not known yet"
+	case e == nil && s.LagBasis == "event" && *s.LagSeconds < 5:
+		return "keeps up with what is written"
 	case e == nil:
-		return "never at this rate: the lag does not shrink"
+		return "not at this rate: the lag does not shrink"
 	case *e == 0:
 		return "yes"
 	default:

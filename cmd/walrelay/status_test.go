@@ -149,12 +149,33 @@ func TestScreenShowsEverything(t *testing.T) {
 	}
 	t.Logf("\n%s", &out)
 	for _, want := range []string{
-		"shop.orders > ORDERS", "healthy", "leader, streaming since 3h0m, version v1.2.3", "1234 events/s", "250ms", "4.0 KiB", "in flight    17",
+		"shop.orders > ORDERS", "healthy", "leader, streaming for 3h0m, version v1.2.3", "1234 events/s", "250ms", "4.0 KiB", "in flight    17",
 		"in about 12s", "active, reserved", "keeps 16.0 MiB", "after 1.0 GiB more of log, in about 2h0m", "123456 messages", "last 123456, 1s ago",
 		"sequence 123400, at 1:0/4000000", "3 in ORDERS_DLQ", "NATS 2",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("missing %q", want)
+		}
+	}
+}
+
+func TestWordsForADrain(t *testing.T) {
+	for _, c := range []struct {
+		change func(s *status)
+		want   string
+	}{
+		{func(*status) {}, "in about 12s"},
+		{func(s *status) { s.DrainSeconds = ptr(0.0) }, "yes"},
+		{func(s *status) { s.DrainSeconds = nil }, "keeps up with what is written"},
+		{func(s *status) { s.DrainSeconds, s.LagSeconds = nil, ptr(60.0) }, "not at this rate: the lag does not shrink"},
+		{func(s *status) { s.DrainSeconds, s.LagSeconds, s.LagBasis = nil, nil, "" }, "not at this rate: the lag does not shrink"},
+		{func(s *status) { s.DrainSeconds, s.WALPerSecond = nil, nil }, "not known yet"},
+		{func(s *status) { s.Postgres.Up = false }, "unknown"},
+	} {
+		s := aStatus()
+		c.change(&s)
+		if got := drained(&s); got != c.want {
+			t.Errorf("got %q, want %q", got, c.want)
 		}
 	}
 }
