@@ -37,6 +37,7 @@ demo: build servers ## see it work on scratch servers; KEEP=1 leaves them runnin
 	@PGBIN=$$(tools/postgres.sh) && export PGBIN && exec bin/demo -walrelay bin/walrelay $(if $(KEEP),-keep)
 
 test: servers ## every test with the race detector on real servers, then each fuzz target for 5 s
+	@tools/prometheus.sh >/dev/null
 	$(RACE) $(UNITS)
 	$(RACE) $(SCENARIOS)
 	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) -C test/cloudevents test -count 1 ./...

@@ -23,11 +23,12 @@ const (
 	Broker       Group = "NATS"
 	Streams      Group = "Streams"
 	Relay        Group = "Relay"
+	Serving      Group = "Metrics and health"
 	Logging      Group = "Log"
 )
 
 // Groups are all groups in the order of help.
-var Groups = []Group{Postgres, Slot, Publications, Tables, Broker, Streams, Relay, Logging, General}
+var Groups = []Group{Postgres, Slot, Publications, Tables, Broker, Streams, Relay, Serving, Logging, General}
 
 // option is one line of the table from which flags, variables, keys of the
 // file, and their documentation are derived.
@@ -264,7 +265,7 @@ var options = []*option{
 		set: duration(func(c *Config) *time.Duration { return &c.Backoff.Max }, time.Millisecond),
 	},
 	{
-		name: "http-addr", path: "http_addr", group: Relay, arg: "host:port", help: "address for metrics and health, on the loopback interface when only a port is given; empty serves nothing",
+		name: "http-addr", path: "http_addr", group: Serving, arg: "host:port", help: "address for metrics and health, on the loopback interface when only a port is given; empty serves nothing",
 		set: setHTTPAddr,
 	},
 	{

@@ -17,6 +17,7 @@
 // | meter.go     | what the publisher tells: counts and times of acks     |
 // | histogram.go | fixed buckets that cost a few nanoseconds              |
 // | lag.go       | samples of the slot, and how far behind the relay is   |
+// | trend.go     | how fast things go, and where they lead                |
 // | collector.go | the metrics                                            |
 // | health.go    | alive, ready, and the report behind both               |
 // | handler.go   | the paths                                              |

@@ -36,6 +36,8 @@ type Report struct {
 	LagBasis   string    `json:"lag_basis,omitempty"` // event or wal, as the metric's label
 	Received   event.LSN `json:"received_lsn"`        // 0/0 while it does not hold the slot
 
+	Estimate
+
 	Postgres PostgresReport `json:"postgres"`
 	NATS     NATSReport     `json:"nats"`
 }
@@ -69,6 +71,7 @@ func (m *Monitor) Report() Report {
 		Slot: m.o.Slot, Database: m.o.Database, Stream: m.o.Stream, Version: m.o.Version,
 		Published: m.published(), InFlight: v.inFlight, DeadLetters: parked, Reconnects: reconnects,
 		LagBasis: v.basis, Postgres: PostgresReport{Up: v.postgresUp()},
+		Estimate: v.estimate,
 	}
 	r.Live, r.Ready = r.Stuck == "", r.NotReady == ""
 	if err := v.state.Err; err != nil {

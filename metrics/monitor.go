@@ -84,6 +84,7 @@ type slot struct {
 	err     error   // of the last read
 	at      time.Time
 	history history
+	trend   Trend
 }
 
 // New makes a Monitor. It starts nothing.
@@ -161,6 +162,7 @@ func (m *Monitor) Parked(r event.Reason) {
 
 // Sampled takes a sample of the slot, or the error for which there is none.
 func (m *Monitor) Sampled(s Sample, err error) {
+	published := m.published()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.slot.at, m.slot.err, m.slot.sample = time.Now(), err, nil
@@ -169,6 +171,7 @@ func (m *Monitor) Sampled(s Sample, err error) {
 	}
 	m.slot.sample = &s
 	m.slot.history.add(s.At, s.WALEnd, s.Confirmed)
+	m.slot.trend.Add(s, published)
 }
 
 // stallLimit is how long a session may get nowhere without a reason. An overdue
@@ -197,6 +200,7 @@ type view struct {
 	ticks    ticks
 	sample   *Sample // nil when there is none that is fresh
 	err      error   // of the last read
+	estimate Estimate
 	inFlight uint64
 	lag      time.Duration
 	basis    string // of lag; "" when it is not known
@@ -219,6 +223,9 @@ func (m *Monitor) view() view {
 	v.state, v.ticks, v.err = m.state, m.ticks, m.slot.err
 	if v.now.Sub(m.slot.at) <= sampleLimit {
 		v.sample = m.slot.sample
+	}
+	if v.sample != nil {
+		v.estimate = m.slot.trend.Estimate()
 	}
 	l := lagState{
 		streaming: v.holding(), inFlight: v.inFlight, oldest: oldest,

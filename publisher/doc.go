@@ -32,6 +32,7 @@
 // | shared.go    | what is decided otherwise on a stream with other writers    |
 // | sharing.go   | and what is read there                                     |
 // | stream.go    | creating and examining the stream                          |
+// | inspect.go   | what the broker holds, for whoever looks on                |
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |

@@ -621,12 +621,13 @@ func (s *Session) read() {
 func (s *Session) failWith(err error) {
 	s.failOnce.Do(func() {
 		s.err = classify(s.o.Stream, err)
+		tell := !s.closing.Load() // before whoever waits for the failure can close
 		close(s.failed)
 		if s.end != nil {
 			s.end()
 		}
 		_ = s.w.close()
-		if !s.closing.Load() {
+		if tell {
 			if s.flight != nil {
 				s.flight.failed(err)
 			}

@@ -215,9 +215,15 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// report says once a change what the relay waits for.
+// report says once a change what the relay waits for. One and the same wait may
+// be worded in two ways by turns: a server that resets connections does so
+// during the dial or right after it. So the last two are remembered.
 type report struct {
-	log     *slog.Logger
+	log          *slog.Logger
+	last, before told
+}
+
+type told struct {
 	text    string // without what differs from try to try
 	repeats int
 	next    time.Time
@@ -226,26 +232,29 @@ type report struct {
 func (r *report) waiting(at side, standby bool, err error) {
 	now := time.Now()
 	text := outline(err.Error())
-	if text == r.text && now.Before(r.next) {
-		r.repeats++
+	if text != r.last.text {
+		r.last, r.before = r.before, r.last
+	}
+	if text == r.last.text && now.Before(r.last.next) {
+		r.last.repeats++
 		return
 	}
 	args := []any{"side", string(at), "err", err.Error()}
 	if hint := event.HintOf(err); hint != "" {
 		args = append(args, "hint", hint)
 	}
-	if text == r.text {
-		args = append(args, "tries", r.repeats+1)
+	if text == r.last.text {
+		args = append(args, "tries", r.last.repeats+1)
 	}
 	if standby {
 		r.log.Info("standing by, another relay holds the slot", args...)
 	} else {
 		r.log.Warn("session ended, trying again", args...)
 	}
-	r.text, r.repeats, r.next = text, 0, now.Add(reminder)
+	r.last = told{text: text, next: now.Add(reminder)}
 }
 
-func (r *report) forget() { r.text, r.repeats = "", 0 }
+func (r *report) forget() { r.last, r.before = told{}, told{} }
 
 // outline leaves the numbers out: ports, sequences, times and process ids are
 // other ones in each try.

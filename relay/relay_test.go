@@ -215,6 +215,26 @@ func TestWaitingIsLoggedOnceAChange(t *testing.T) {
 	})
 }
 
+// A wait that is worded in two ways by turns is told once in each.
+func TestWaitingInTwoWordsIsLoggedTwice(t *testing.T) {
+	story(t, func(b *bench) {
+		tries := 0
+		b.OpenSource = func(context.Context) (Source, error) {
+			tries++
+			return nil, errors.New([]string{"dial: reset", "read: reset"}[tries%2])
+		}
+		b.run()
+		b.after(50 * time.Second)
+		if got := b.lines.with("trying again"); len(got) != 2 {
+			t.Errorf("logged %q", got)
+		}
+		b.after(20 * time.Second)
+		if got := b.lines.with("trying again"); len(got) != 4 || !strings.Contains(got[3], "tries=") {
+			t.Errorf("after a minute: logged %q", got)
+		}
+	})
+}
+
 // The same loss is news again when there was work done in between.
 func TestLossAfterProgressIsLoggedAgain(t *testing.T) {
 	story(t, func(b *bench) {

@@ -97,7 +97,7 @@ func onSide(s side, err error) error {
 // whether the session got anywhere: settled an event, or lasted. nil means that
 // ctx ended and nothing is in flight.
 func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
-	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, again: r.report.repeats > 0, done: make(chan struct{}), kept: make(chan struct{}), looked: make(chan struct{})}
+	s := &session{o: &r.o, log: r.o.Log, parked: r.parked, hold: r.hold, again: r.report.last.repeats > 0, done: make(chan struct{}), kept: make(chan struct{}), looked: make(chan struct{})}
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	defer func() {
 		s.cancel(nil)

@@ -10,17 +10,22 @@ import (
 func TestSessionsThatSettleOneEventAreNotSpunOn(t *testing.T) {
 	story(t, func(b *bench) {
 		b.run()
+		now := func() (src *handSource, opened int) {
+			b.set(func() { src, opened = b.source, len(b.opened) })
+			return src, opened
+		}
 		const watched = 20 * time.Second
 		for start := time.Now(); time.Since(start) < watched; {
-			src := b.source
+			src, opened := now()
 			src.commit("a")
 			b.sink.ack(1)
-			b.sink.breakWith(fmt.Errorf("message for sequence %d: full", len(b.opened)))
-			for b.source == src && time.Since(start) < watched {
+			b.sink.breakWith(fmt.Errorf("message for sequence %d: full", opened))
+			for at := src; at == src && time.Since(start) < watched; at, _ = now() {
 				b.after(10 * time.Millisecond)
 			}
 		}
-		if n := len(b.opened) / 2; n < 20 || n > 3*20 {
+		_, opened := now()
+		if n := opened / 2; n < 20 || n > 3*20 {
 			t.Errorf("%d sessions in %s, want no more than three a second", n, watched)
 		}
 		if got := b.lines.with("trying again"); len(got) != 1 {

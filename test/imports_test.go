@@ -30,6 +30,11 @@ const (
 	modCobra      = "github.com/spf13/cobra"
 	modPFlag      = "github.com/spf13/pflag"
 	modYAML       = "go.yaml.in/yaml/v3"
+
+	modOTel      = "go.opentelemetry.io/otel" // and the modules that it is split into
+	modOTelSDK   = "go.opentelemetry.io/otel/sdk"
+	modOTelTrace = "go.opentelemetry.io/otel/trace"
+	modOTelHTTP  = "go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 )
 
 // layer is what a package may import beside the standard library and event.
@@ -49,10 +54,11 @@ var layers = map[string]layer{
 	"relay":       {},
 	"operate":     {},
 	"metrics":     {ours: []string{"relay"}, drivers: []string{modPrometheus, modPromModel}},
+	"tracing":     {ours: []string{"relay"}, drivers: []string{modOTel, modOTelSDK, modOTelTrace, modOTelHTTP}},
 	"config":      {drivers: []string{modPFlag, modYAML, modPGX}}, // pgx parses the DSN
 	"inbox":       {drivers: []string{modPGX, modNATS}},
 	"cmd/walrelay": {
-		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr"},
+		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "tracing"},
 		drivers: []string{modCobra, modPFlag, modPGX, modNATS, modPrometheus},
 	},
 }

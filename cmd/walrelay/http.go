@@ -37,12 +37,8 @@ type watchpost struct {
 // newWatchpost makes the watchpost of cfg, which has an address.
 func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, failures []string, inFlight func() (uint64, time.Time)) *watchpost {
 	b := built()
-	database := pg.Database
-	if database == "" {
-		database = pg.User
-	}
 	m := metrics.New(metrics.Options{
-		Slot: cfg.Slot, Database: database, Stream: cfg.Stream.Name, Version: b.Version, Commit: b.Commit,
+		Slot: cfg.Slot, Database: databaseOf(pg), Stream: cfg.Stream.Name, Version: b.Version, Commit: b.Commit,
 		InFlight: inFlight, Failures: failures,
 		StatusInterval: cfg.StatusInterval, AckTimeout: cfg.AckTimeout,
 	})
@@ -102,14 +98,26 @@ func (w *watchpost) start(ctx context.Context) (stop func(), err error) {
 }
 
 func (w *watchpost) sampled(lag slotmgr.Lag, err error) {
-	w.monitor.Sampled(metrics.Sample{
-		At: lag.At, WALEnd: lag.Current, Confirmed: lag.Confirmed,
-		LagBytes: lag.Bytes, RetainedBytes: lag.RetainedBytes, SafeBytes: lag.SafeWALSize,
-		Active: lag.Active, WALStatus: lag.WALStatus,
-	}, err)
+	w.monitor.Sampled(sampleOf(lag), err)
 	if err != nil {
 		w.log.Debug("no sample of the slot", "err", err)
 	}
+}
+
+func sampleOf(lag slotmgr.Lag) metrics.Sample {
+	return metrics.Sample{
+		At: lag.At, WALEnd: lag.Current, Confirmed: lag.Confirmed,
+		LagBytes: lag.Bytes, RetainedBytes: lag.RetainedBytes, SafeBytes: lag.SafeWALSize,
+		Active: lag.Active, WALStatus: lag.WALStatus,
+	}
+}
+
+// databaseOf is the name that the server takes when none is given.
+func databaseOf(pg *pgx.ConnConfig) string {
+	if pg.Database == "" {
+		return pg.User
+	}
+	return pg.Database
 }
 
 // isLoopback reports whether a request comes from this machine.

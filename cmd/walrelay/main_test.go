@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -123,6 +124,33 @@ func TestExamplesParse(t *testing.T) {
 		}
 	}
 	visit(newRoot(&process{}))
+}
+
+// What the runbook tells to run can be run.
+func TestRunbookCommandsParse(t *testing.T) {
+	b, err := os.ReadFile("../../docs/runbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, m := range regexp.MustCompile("(?m)`(walrelay [^`\n]+)`|^(walrelay .+)$").FindAllStringSubmatch(string(b), -1) {
+		words := strings.Fields(m[1] + m[2])
+		root := newRoot(&process{})
+		found, rest, err := root.Find(words[1:])
+		if err == nil {
+			err = found.ParseFlags(rest)
+		}
+		if err == nil && found.Args != nil {
+			err = found.Args(found, found.Flags().Args())
+		}
+		if err != nil || !found.Runnable() {
+			t.Errorf("%s: %v", strings.Join(words, " "), err)
+		}
+		n++
+	}
+	if n < 10 {
+		t.Errorf("only %d commands found", n)
+	}
 }
 
 func TestMistakesOnTheCommandLine(t *testing.T) {

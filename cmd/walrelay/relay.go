@@ -20,6 +20,7 @@ import (
 	"github.com/walrelay/walrelay/relay"
 	"github.com/walrelay/walrelay/replication"
 	"github.com/walrelay/walrelay/slotmgr"
+	"github.com/walrelay/walrelay/tracing"
 )
 
 // runRelay builds the relay from cfg and runs it until ctx ends.
@@ -70,6 +71,14 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		want:   wantOf(cfg, pg, outboxes),
 		config: conf,
 	}
+	tracer, err := tracing.Start(ctx, tracing.Options{Stream: cfg.Stream.Name, Version: built().Version, Log: log})
+	if err != nil {
+		return err
+	}
+	if tracer != nil {
+		log.Info("sending spans of sampled events")
+		defer stopTracing(tracer, log)
+	}
 	parked := cfg.MaxParkedInRow
 	if parked == 0 {
 		parked = math.MaxInt
@@ -78,7 +87,14 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	r, err := relay.New(relay.Options{
 		OpenSource: source.open,
 		OpenSink: func(ctx context.Context, fail func(error)) (relay.Sink, error) {
-			return pub.Open(ctx, fail)
+			s, err := pub.Open(ctx, fail)
+			if err != nil {
+				return nil, err
+			}
+			if tracer != nil {
+				return tracer.Wrap(s), nil
+			}
+			return s, nil
 		},
 		Mapper:         mapper,
 		Watcher:        watcher{sessions, source},
@@ -108,6 +124,17 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	}
 	defer onUser1(levels.toggle)()
 	return r.Run(ctx)
+}
+
+// spanPatience is how long the last spans may take to be sent.
+const spanPatience = 2 * time.Second
+
+func stopTracing(t *tracing.Tracer, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), spanPatience)
+	defer cancel()
+	if err := t.Stop(ctx); err != nil {
+		log.Warn("spans are lost", "err", err)
+	}
 }
 
 // sourceOpener opens replication sessions, after it has once found both the

@@ -27,7 +27,7 @@ JSON), and /loglevel, which takes a level by PUT from this machine.`,
 		Args: atMost(0),
 	}, []config.Group{
 		config.Postgres, config.Slot, config.Publications, config.Tables,
-		config.Broker, config.Streams, config.Relay, config.Logging,
+		config.Broker, config.Streams, config.Relay, config.Serving, config.Logging,
 	}, func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
 		levels := newLevels(newLogger(p, cfg.Log))
 		err := func() error {

@@ -38,7 +38,7 @@ func TestBrokerWithoutRoom(t *testing.T) {
 			pg, nc := s.accepted()
 			pause(t.Context(), watched)
 			pgNow, ncNow := s.accepted()
-			lines := s.relay.Lines()[before:]
+			lines := s.told(before)
 			t.Logf("in %s: %d connections to postgres, %d to the broker, %d lines", watched, pgNow-pg, ncNow-nc, len(lines))
 			// As in TestFailuresAreNeitherSpunOnNorRepeated.
 			if pgNow-pg > 4*4*int64(watched.Seconds()) || ncNow-nc > 4*2*int64(watched.Seconds()) {
