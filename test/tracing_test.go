@@ -9,8 +9,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats.go"
 )
 
 // collector keeps what is sent to it.
@@ -94,5 +92,5 @@ func (r *rig) header(seq uint64, name string) string {
 	must(r.t, err)
 	m, err := st.GetMsg(r.t.Context(), seq)
 	must(r.t, err)
-	return nats.Header(m.Header).Get(name)
+	return m.Header.Get(name)
 }
