@@ -86,8 +86,8 @@ type bySubject struct {
 
 // readCheckpoint returns nil when there is none.
 func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
-	if s.kv == nil {
-		return nil, nil // only a session that looks is without a bucket
+	if s.looking && s.kv == nil {
+		return nil, nil // there is no bucket yet
 	}
 	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{"$KV." + s.o.Bucket + "." + s.o.Stream})
 	if err != nil {
