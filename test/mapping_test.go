@@ -142,7 +142,7 @@ func (r *rig) emits(ctx context.Context, conn *pgx.Conn, from, n int, rng *rand.
 		}
 		roll := rng.IntN(5) == 0
 		next := i
-		for range 1 + rng.IntN(4) {
+		for range min(1+rng.IntN(4), from+n-i) {
 			sql := "insert into outbox (aggregate_type, aggregate_id, event_type, payload) values ('order', '1', 'row', to_jsonb($1::int))"
 			switch rng.IntN(3) {
 			case 0:
