@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -36,6 +37,11 @@ func pgConfig(cfg *config.Config) (*pgx.ConnConfig, error) {
 	}
 	if pg.RuntimeParams["application_name"] == "" {
 		pg.RuntimeParams["application_name"] = clientName
+	}
+	// Values come as text, whose form settings of the role or the database would change.
+	for name, value := range map[string]string{"client_encoding": "UTF8", "datestyle": "ISO", "intervalstyle": "postgres"} {
+		maps.DeleteFunc(pg.RuntimeParams, func(k, _ string) bool { return strings.EqualFold(k, name) })
+		pg.RuntimeParams[name] = value
 	}
 	if pg.ConnectTimeout == 0 {
 		pg.ConnectTimeout = connectTimeout
