@@ -62,13 +62,13 @@ func (l *lab) race(ctx context.Context, b backlog, rounds int, contenders ...str
 	for i := range rounds {
 		k := i % len(contenders)
 		for _, c := range slices.Concat(contenders[k:], contenders[:k]) {
-			r, err := l.drain(ctx, c, b)
+			r, err := undisturbed(ctx, l, func() (run, error) { return l.drain(ctx, c, b) }, func(r run) float64 { return r.Others })
 			if err != nil {
 				return d, err
 			}
 			d.Runs = append(d.Runs, r)
-			say("  round %d  %-14s %8.0f events/s  %5.2f µs an event (NATS %.1f, Postgres %.1f)  first after %s  load %s", i+1, c, r.Rate(), r.PerEvent(),
-				perEvent(r.NATS, r.Events), perEvent(r.Postgres, r.Events), r.First.Round(time.Millisecond), r.Load)
+			say("  round %d  %-14s %8.0f events/s  %5.2f µs an event (NATS %.1f, Postgres %.1f)  first after %s  others %.2f cores", i+1, c, r.Rate(), r.PerEvent(),
+				perEvent(r.NATS, r.Events), perEvent(r.Postgres, r.Events), r.First.Round(time.Millisecond), r.Others)
 		}
 	}
 	return d, nil

@@ -39,10 +39,13 @@ type lab struct {
 	js   jetstream.JetStream
 
 	slots int
+
+	patience time.Duration // for a quiet machine before a run
+	repeats  int           // of a run that other processes have disturbed
 }
 
-func openLab(ctx context.Context) (*lab, error) {
-	l := &lab{}
+func openLab(ctx context.Context, p plan) (*lab, error) {
+	l := &lab{patience: p.patience, repeats: p.repeats}
 	var err error
 	if l.relay, err = harness.BuildRelay(ctx); err != nil {
 		return nil, err

@@ -24,9 +24,9 @@ type paced struct {
 	Events    int             `json:"events"`
 	P50       time.Duration   `json:"p50_ns"` // from COMMIT's return to the message's timestamp
 	P99       time.Duration   `json:"p99_ns"`
-	Core      float64         `json:"core"` // of a processor core, used by the contender
-	Latencies []time.Duration `json:"-"`    // sorted
-	Load      string          `json:"load"`
+	Core      float64         `json:"core"`   // of a processor core, used by the contender
+	Latencies []time.Duration `json:"-"`      // sorted
+	Others    float64         `json:"others"` // cores
 }
 
 // pace lets relay and bare listener take turns at a steady rate.
@@ -40,19 +40,19 @@ func (l *lab) pace(ctx context.Context, rounds int, round time.Duration) ([]pace
 	for i := range rounds {
 		k := i % len(contenders)
 		for _, c := range slices.Concat(contenders[k:], contenders[:k]) {
-			p, err := l.paced(ctx, c, round)
+			p, err := undisturbed(ctx, l, func() (paced, error) { return l.paced(ctx, c, round) }, func(p paced) float64 { return p.Others })
 			if err != nil {
 				return all, fmt.Errorf("%s at a steady rate: %w", c, err)
 			}
 			all = append(all, p)
-			say("  round %d  %-10s p50 %s  p99 %s  %.1f %% of a core  load %s", i+1, c, p.P50, p.P99, 100*p.Core, p.Load)
+			say("  round %d  %-10s p50 %s  p99 %s  %.1f %% of a core  others %.2f cores", i+1, c, p.P50, p.P99, 100*p.Core, p.Others)
 		}
 	}
 	return all, nil
 }
 
 func (l *lab) paced(ctx context.Context, contender string, round time.Duration) (paced, error) {
-	p := paced{Contender: contender, Load: load()}
+	p := paced{Contender: contender}
 	ctx, cancel := context.WithTimeoutCause(ctx, round+time.Minute, errors.New("took too long"))
 	defer cancel()
 	if err := l.newStream(ctx); err != nil {
@@ -80,11 +80,13 @@ func (l *lab) paced(ctx context.Context, contender string, round time.Duration) 
 	if err := l.commitPaced(ctx, diary, warmUp); err != nil {
 		return p, err
 	}
-	began, cpu := time.Now(), cpuOf(proc.PID())
+	before, cpu := l.meter(), cpuOf(proc.PID())
 	if err := l.commitPaced(ctx, diary, round); err != nil {
 		return p, err
 	}
-	p.Core = float64(cpuOf(proc.PID())-cpu) / float64(time.Since(began))
+	used, now := cpuOf(proc.PID())-cpu, l.meter()
+	p.Core = float64(used) / float64(now.at.Sub(before.at))
+	p.Others = now.others(before, used)
 	if _, err := l.state(ctx, diary.Committed()); err != nil {
 		return p, err
 	}
@@ -95,7 +97,7 @@ func (l *lab) paced(ctx context.Context, contender string, round time.Duration) 
 	if err != nil {
 		return p, err
 	}
-	p.Latencies = harness.Latencies(diary, stored, began)
+	p.Latencies = harness.Latencies(diary, stored, before.at)
 	p.Events = len(p.Latencies)
 	p.P50, p.P99 = harness.Percentile(p.Latencies, 0.5), harness.Percentile(p.Latencies, 0.99)
 	return p, nil

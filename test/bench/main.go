@@ -25,6 +25,8 @@ type plan struct {
 	round    time.Duration
 	idle     time.Duration
 	down     time.Duration
+	patience time.Duration
+	repeats  int
 }
 
 func main() {
@@ -39,6 +41,8 @@ func main() {
 	flag.DurationVar(&p.round, "round", 10*time.Second, "length of a round at a steady rate")
 	flag.DurationVar(&p.idle, "idle", 10*time.Second, "how long the idle relay is watched")
 	flag.DurationVar(&p.down, "down", time.Minute, "how long the broker is down")
+	flag.DurationVar(&p.patience, "patience", 30*time.Second, "how long to wait for a quiet machine before each run")
+	flag.IntVar(&p.repeats, "repeats", 3, "how often a run that other processes disturbed is repeated")
 	flag.StringVar(&contender.role, "role", "", "be a contender; for the bench itself")
 	flag.StringVar(&contender.dsn, "dsn", "", "of a contender")
 	flag.StringVar(&contender.natsURL, "nats-url", "", "of a contender")
@@ -86,7 +90,7 @@ func (p plan) check() error {
 }
 
 func (p plan) run(ctx context.Context) error {
-	l, err := openLab(ctx)
+	l, err := openLab(ctx, p)
 	if err != nil {
 		return err
 	}

@@ -62,6 +62,22 @@ func statFields(name string) []string {
 	return strings.Fields(s[strings.LastIndexByte(s, ')')+1:])
 }
 
+// busy is the processor time that all processes have used, without interrupts.
+func busy() time.Duration {
+	b, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(b), "\n")
+	f := strings.Fields(line)
+	if len(f) < 9 {
+		return 0
+	}
+	var sum time.Duration
+	for _, i := range []int{1, 2, 3, 8} { // user, nice, system, steal
+		n, _ := strconv.ParseInt(f[i], 10, 64)
+		sum += time.Duration(n) * tick
+	}
+	return sum
+}
+
 // memory is what a process holds, in bytes.
 type memory struct {
 	Peak int64 `json:"peak"` // of the resident memory so far

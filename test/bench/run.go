@@ -37,7 +37,7 @@ type run struct {
 	NATS      time.Duration `json:"nats_cpu_ns,omitempty"`
 	Postgres  time.Duration `json:"postgres_cpu_ns,omitempty"`
 	Memory    memory        `json:"memory"`
-	Load      string        `json:"load"` // of the machine, before the run
+	Others    float64       `json:"others"` // cores that other processes of the machine kept busy meanwhile
 }
 
 // Rate is events a second, the start of the process included.
@@ -56,7 +56,7 @@ func (r run) PerEvent() float64 {
 func (l *lab) drain(ctx context.Context, contender string, b backlog) (run, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, runLimit, fmt.Errorf("%s took longer than %s", contender, runLimit))
 	defer cancel()
-	r := run{Contender: contender, Events: b.Events, Load: load()}
+	r := run{Contender: contender, Events: b.Events}
 	var err error
 	if contender == recvlogical {
 		err = l.receive(ctx, b, &r)
@@ -75,7 +75,7 @@ func (l *lab) receive(ctx context.Context, b backlog, r *run) error {
 	if err != nil {
 		return err
 	}
-	before := l.serverCPU()
+	before := l.meter()
 	cmd := exec.CommandContext(ctx, l.recvlogical, "-d", l.pg.DSN("postgres"), "--slot", slot, "--start", "--endpos", b.end,
 		"-o", "proto_version=1", "-o", "publication_names="+publication, "-f", os.DevNull)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -101,8 +101,8 @@ func (l *lab) store(ctx context.Context, b backlog, r *run) error {
 		return err
 	}
 	defer p.Kill()
-	before := l.serverCPU()
-	from := time.Now()
+	before := l.meter()
+	from := before.at
 	if err := p.Start(); err != nil {
 		return err
 	}
@@ -169,21 +169,71 @@ func (l *lab) finish(ctx context.Context, p *harness.Relay, slot string) error {
 	return l.dropSlot(ctx, slot)
 }
 
-type serverCPU struct{ nats, pg, poll time.Duration }
+// reading is the processor time that was used by then.
+type reading struct {
+	at             time.Time
+	nats, pg, self time.Duration
+	machine        time.Duration
+}
 
-func (l *lab) serverCPU() serverCPU {
-	c := serverCPU{nats: cpuOf(l.nats.PID()), pg: cpuOfTree(l.pg.PID())}
+func (l *lab) meter() reading {
+	r := reading{nats: cpuOf(l.nats.PID()), pg: cpuOfTree(l.pg.PID()), self: cpuOf(os.Getpid()), machine: busy(), at: time.Now()}
 	if l.poll != nil {
-		c.poll = cpuOfTree(l.poll.PID())
+		r.pg += cpuOfTree(l.poll.PID())
 	}
-	return c
+	return r
+}
+
+// others is how many cores were kept busy since by processes that are not of
+// the benchmark; contender is what that has used.
+func (r reading) others(since reading, contender time.Duration) float64 {
+	used := r.machine - since.machine
+	ours := r.nats - since.nats + r.pg - since.pg + r.self - since.self + contender
+	return max(float64(used-ours)/float64(r.at.Sub(since.at)), 0)
 }
 
 // spent is what the servers have used since before.
-func (l *lab) spent(before serverCPU, r *run) {
-	now := l.serverCPU()
-	r.NATS = now.nats - before.nats
-	r.Postgres = now.pg - before.pg + now.poll - before.poll
+func (l *lab) spent(before reading, r *run) {
+	now := l.meter()
+	r.NATS, r.Postgres = now.nats-before.nats, now.pg-before.pg
+	r.Others = now.others(before, r.CPU)
+}
+
+const (
+	quietCores        = 0.1 // that others may keep busy before a run
+	disturbance       = 0.2 // and in a run
+	quietSample       = 200 * time.Millisecond
+	quietInSuccession = 5
+)
+
+// calm waits for a machine that does nothing else, as long as patience lasts.
+func (l *lab) calm(ctx context.Context) error {
+	limit := time.Now().Add(l.patience)
+	for quiet := 0; quiet < quietInSuccession && time.Now().Before(limit); {
+		before := busy()
+		if err := pause(ctx, quietSample); err != nil {
+			return err
+		}
+		if quiet++; float64(busy()-before)/float64(quietSample) > quietCores {
+			quiet = 0
+		}
+	}
+	return nil
+}
+
+// undisturbed measures when the machine is quiet, and again when it was not.
+func undisturbed[T any](ctx context.Context, l *lab, measure func() (T, error), others func(T) float64) (T, error) {
+	for try := 0; ; try++ {
+		var none T
+		if err := l.calm(ctx); err != nil {
+			return none, err
+		}
+		v, err := measure()
+		if err != nil || others(v) <= disturbance || try >= l.repeats {
+			return v, err
+		}
+		say("  again: other processes kept %.1f cores busy", others(v))
+	}
 }
 
 // count writes a number with separators.
