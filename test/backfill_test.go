@@ -175,6 +175,9 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
+			if name == "filtered" && query[int](r, "select current_setting('server_version_num')::int") < 150000 {
+				return // there are no row filters
+			}
 			r.relay.MustStart(t)
 			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
@@ -214,6 +217,10 @@ func TestTableLeavesThePublication(t *testing.T) {
 		"no inserts": {
 			"alter publication walrelay set (publish = 'update')", 3, "does not publish inserts",
 			[]string{"alter publication walrelay set (publish = 'insert')"},
+		},
+		"publication dropped": {
+			"drop publication walrelay", 3, `publication "walrelay"`,
+			[]string{"create publication walrelay for table outbox with (publish = 'insert')"},
 		},
 		"renamed": {"alter table outbox rename to events", 3, `renamed to "public"."events"`, []string{"alter table events rename to outbox"}},
 	} {
