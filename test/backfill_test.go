@@ -175,9 +175,6 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
-			if name == "filtered" && query[int](r, "select current_setting('server_version_num')::int") < 150000 {
-				return // there are no row filters
-			}
 			r.relay.MustStart(t)
 			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
@@ -227,6 +224,9 @@ func TestTableLeavesThePublication(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
+			if name == "filtered" && r.major() < 15 {
+				return // there are no row filters
+			}
 			r.relay.MustStart(t)
 			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
