@@ -171,10 +171,21 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 				r.exec("insert into churn select repeat('x', 1000) from generate_series(1, 20000)", "select pg_switch_wal()", "checkpoint")
 			}
 		},
+		"idle": func(r *rig) { // from 18 on; a checkpoint looks
+			r.exec("alter system set idle_replication_slot_timeout = '1s'", "select pg_reload_conf()")
+			r.await(30*time.Second, "the slot is invalidated", func() bool {
+				r.exec("checkpoint")
+				return query[bool](r, "select coalesce(invalidation_reason, '') = 'idle_timeout' from pg_replication_slots")
+			})
+			r.exec("alter system reset idle_replication_slot_timeout", "select pg_reload_conf()")
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, rigOptions{})
+			if name == "idle" && r.major() < 18 {
+				return
+			}
 			r.relay.MustStart(t)
 			r.fill("before", 50)
 			r.stored(50, 30*time.Second)
