@@ -1,6 +1,10 @@
 package publisher
 
-import "math/bits"
+import (
+	"math/bits"
+
+	"github.com/walrelay/walrelay/sock"
+)
 
 // A server often writes each ack by itself. A reader that is woken for each
 // costs more than all the rest of an event's way, and nothing waits for a single
@@ -35,6 +39,6 @@ func (g *gather) adjust(pending uint64) {
 	}
 	if floor != g.floor {
 		g.floor = floor
-		g.cannot = !setReadFloor(g.w.conn, max(floor, 1))
+		g.cannot = !sock.SetReadFloor(g.w.conn, max(floor, 1))
 	}
 }

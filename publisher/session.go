@@ -36,7 +36,7 @@ const (
 )
 
 // outBuffer is the size at which Append writes without being asked to flush.
-const outBuffer = 64 << 10
+const outBuffer = 32 << 10
 
 var crlf = []byte("\r\n")
 

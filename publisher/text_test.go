@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/sock"
 )
 
 func TestTextsThatChangeLittle(t *testing.T) {
@@ -81,7 +82,7 @@ func TestGatherWaitsForHalfOfWhatIsToCome(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if !setReadFloor(conn, 1) {
+	if !sock.SetReadFloor(conn, 1) {
 		t.Skip("SO_RCVLOWAT is for Linux only")
 	}
 	g := gather{w: &wire{conn: conn}}

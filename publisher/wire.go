@@ -19,6 +19,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/sock"
 )
 
 const (
@@ -89,7 +90,7 @@ func dial(ctx context.Context, u *url.URL, tlsName string, o nats.Options) (*wir
 	if err != nil {
 		return nil, err
 	}
-	w := &wire{conn: conn}
+	w := &wire{conn: sock.Lean(conn)}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err = w.handshake(u, tlsName, o)
 	if !stop() && err == nil {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
+
+	"github.com/walrelay/walrelay/sock"
 )
 
 // A walsender writes each message to the socket by itself. A reader that is
@@ -94,7 +96,7 @@ func (g *gather) wait(bytes int) {
 	if g.floor > 0 && floor == 0 {
 		_ = g.conn.SetReadDeadline(time.Time{}) // a broken connection is told by the next read
 	}
-	if !setReadFloor(g.conn, max(floor, 1)) {
+	if !sock.SetReadFloor(g.conn, max(floor, 1)) {
 		g.conn, floor = nil, 0
 	}
 	g.floor = floor

@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/walrelay/walrelay/sock"
 )
 
 // gathering is a gather on one end of a TCP connection, and the other end.
@@ -25,7 +27,7 @@ func gathering(t *testing.T) (*gather, net.Conn) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close(); server.Close() })
-	if !setReadFloor(client, 1) {
+	if !sock.SetReadFloor(client, 1) {
 		t.Skip("SO_RCVLOWAT is for Linux only")
 	}
 	return &gather{r: client, conn: client, interrupted: new(atomic.Bool), committed: new(time.Time)}, server

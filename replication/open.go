@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/sock"
 )
 
 // Config says what to read, and from where.
@@ -66,6 +68,14 @@ func Open(ctx context.Context, cfg Config) (*Stream, error) {
 		s.gather = &gather{r: r, interrupted: &s.interrupted}
 		s.buf = bufio.NewReaderSize(s.gather, readBuffer)
 		return pgproto3.NewFrontend(s.buf, w)
+	}
+	dial := conf.DialFunc
+	conf.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return sock.Lean(c), nil
 	}
 	pg, err := pgconn.ConnectConfig(ctx, conf)
 	if err != nil {

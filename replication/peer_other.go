@@ -6,6 +6,3 @@ import "net"
 
 // watchPeer leaves the discovery of an unreachable peer to the system's defaults.
 func watchPeer(net.Conn) {}
-
-// setReadFloor is for Linux only.
-func setReadFloor(net.Conn, int) bool { return false }

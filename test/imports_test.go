@@ -47,9 +47,10 @@ type layer struct {
 // and siblings meet in cmd only. A new package needs a line.
 var layers = map[string]layer{
 	"event":       {},
-	"replication": {drivers: []string{modPGLogRepl, modPGX}},
+	"sock":        {},
+	"replication": {ours: []string{"sock"}, drivers: []string{modPGLogRepl, modPGX}},
 	"outbox":      {drivers: []string{modPGX}},
-	"publisher":   {drivers: []string{modNATS, modNKeys, modNUID}},
+	"publisher":   {ours: []string{"sock"}, drivers: []string{modNATS, modNKeys, modNUID}},
 	"slotmgr":     {drivers: []string{modPGX}},
 	"relay":       {},
 	"operate":     {},
@@ -65,7 +66,7 @@ var layers = map[string]layer{
 
 // standardOnly are the packages whose dependencies of dependencies count, too:
 // the model and the decisions run without any driver.
-var standardOnly = []string{"event", "relay", "operate"}
+var standardOnly = []string{"event", "sock", "relay", "operate"}
 
 type pkg struct {
 	Dir        string

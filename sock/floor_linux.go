@@ -1,22 +1,23 @@
-package publisher
+package sock
 
 import (
 	"net"
 	"syscall"
 )
 
-// setReadFloor makes the socket below conn readable only when it has n bytes
-// (SO_RCVLOWAT of socket(7)), or its peer has closed it. It reports whether
-// that can be done.
-func setReadFloor(conn net.Conn, n int) bool {
+// SetReadFloor makes the socket below conn readable only when it has n bytes
+// (SO_RCVLOWAT of socket(7)), or its peer has closed it. A read that finds less
+// takes it all the same: it is only not woken for it. It reports whether that
+// can be done.
+func SetReadFloor(conn net.Conn, n int) bool {
 	if c, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = c.NetConn() // below TLS
 	}
-	tcp, ok := conn.(*net.TCPConn)
+	c, ok := conn.(syscall.Conn)
 	if !ok {
 		return false
 	}
-	raw, err := tcp.SyscallConn()
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return false
 	}

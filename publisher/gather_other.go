@@ -1,8 +1,0 @@
-//go:build !linux
-
-package publisher
-
-import "net"
-
-// setReadFloor is for Linux only.
-func setReadFloor(net.Conn, int) bool { return false }
