@@ -50,6 +50,7 @@ type Monitor struct {
 	slot  slot
 
 	parked     map[string]uint64
+	refused    map[string]uint64
 	reconnects map[string]uint64
 }
 
@@ -101,6 +102,7 @@ func New(o Options) *Monitor {
 		meter:      meter{failures: zeroes(o.Failures)},
 		state:      state{Status: relay.Status{State: relay.Connecting}, since: now, newsAt: now},
 		parked:     zeroes(reasons()),
+		refused:    zeroes(append(reasons(), string(event.ReasonReplayed))),
 		reconnects: zeroes(relay.Sides),
 	}
 }
@@ -158,6 +160,13 @@ func (m *Monitor) Parked(r event.Reason) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.parked[known(m.parked, string(r))]++
+}
+
+// Refused implements relay.Observer.
+func (m *Monitor) Refused(r event.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused[known(m.refused, string(r))]++
 }
 
 // Sampled takes a sample of the slot, or the error for which there is none.

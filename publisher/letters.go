@@ -49,11 +49,10 @@ func (l *DeadLetter) Complete() bool {
 // Aggregate is the key of the letter's aggregate: letters that have it in common
 // are of one; "" is none.
 func (l *DeadLetter) Aggregate() string {
-	tokens := strings.Split(l.Subject, ".")
-	if len(tokens) < 2 || tokens[len(tokens)-2] == noAggregate {
-		return ""
+	if key := letterAggregate(l.Subject); key != noAggregate {
+		return key
 	}
-	return tokens[len(tokens)-2]
+	return ""
 }
 
 // DeadLetters reads the dead letters of a stream over a connection of its own.

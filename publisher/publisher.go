@@ -65,6 +65,9 @@ type Publisher struct {
 	condemned *condemned // the event that was alone in flight when it was refused
 	twin      *twin      // the event that was taken for a duplicate
 	warned    map[string]bool
+
+	secret  atomic.Pointer[[]byte] // the key of replays
+	keyless bool                   // it cannot be made
 }
 
 type condemned struct {
