@@ -104,6 +104,18 @@ func (d *DeadLetters) All(ctx context.Context) iter.Seq2[*DeadLetter, error] {
 	}
 }
 
+// At reads the dead letter with a sequence, nil when it is gone.
+func (d *DeadLetters) At(ctx context.Context, seq uint64) (*DeadLetter, error) {
+	m, err := d.s.fetch(ctx, d.s.o.DeadLetters, bySequence{seq})
+	if noStream(err) || err == nil && m == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read dead letter %d of stream %q: %w", seq, d.s.o.DeadLetters, err)
+	}
+	return d.s.letterOf(m)
+}
+
 // Remove deletes a dead letter. One that is gone is no error. An event that was
 // in no other place is lost by it.
 func (d *DeadLetters) Remove(ctx context.Context, l *DeadLetter) error {

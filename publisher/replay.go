@@ -213,7 +213,7 @@ func (s *Session) release(ctx context.Context, ev *event.Event) error {
 	err = s.deleteLetter(ctx, m.Seq)
 	if api, is := errors.AsType[*apiError](err); is && api.ErrCode == codeDeleteFailed {
 		s.warn(true, "the dead letter of a stored event cannot be removed", "dead_letters", s.o.DeadLetters, "sequence", m.Seq, "err", err)
-		return nil
+		return s.writeFate(ctx, letter, Fate{Run: ev.Replay.Run, State: FateStored, Detail: "the dead letter cannot be removed: " + api.Description})
 	}
 	if err != nil {
 		return fmt.Errorf("remove dead letter %s: %w", letter, err)
@@ -316,6 +316,9 @@ func (r *Replays) Key(ctx context.Context, slot, database string) ([]byte, error
 	}
 	return k, nil
 }
+
+// Binds reports whether the stream takes messages of a subject.
+func (r *Replays) Binds(subject []byte) bool { return validSubject(subject) && r.s.binds(subject) }
 
 // Settled is the LSN up to which everything is settled, as the relay's last checkpoint says.
 func (r *Replays) Settled(ctx context.Context) (event.LSN, error) {
