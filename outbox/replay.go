@@ -171,9 +171,9 @@ func parseReplay(text []byte) (Replay, error) {
 			Version     int `json:"v"`
 			Run, Letter string
 		}
-		_ = json.Unmarshal(text, &part)
+		_ = json.NewDecoder(bytes.NewReader(text)).Decode(&part)
 		r = Replay{Version: part.Version, Run: part.Run, Letter: part.Letter}
-		if r.Version == replayVersion {
+		if r.Version == replayVersion || r.Version == 0 {
 			return r, fmt.Errorf("the replay cannot be read: %w", err)
 		}
 	}
