@@ -197,9 +197,11 @@ func (r *RangeReader) First(ctx context.Context) (Place, bool, error) {
 	return Place{}, false, nil
 }
 
+// one is the first or the last place. A value's text must not have the column's
+// name, or rows would be ordered by that.
 func (r *RangeReader) one(ctx context.Context, o *ranged, direction string) (Place, bool, error) {
 	p := Place{Table: o.String()}
-	err := r.conn.QueryRow(ctx, fmt.Sprintf("SELECT %s::text, %s FROM %s WHERE %s AND %s IS NOT NULL ORDER BY %s %s, 2 %s LIMIT 1",
+	err := r.conn.QueryRow(ctx, fmt.Sprintf("SELECT %s::text AS \"?\", %s AS \"??\" FROM %s WHERE %s AND %s IS NOT NULL ORDER BY %s %s, 2 %s LIMIT 1",
 		o.by, o.key(), o.name(), o.cond, o.id, o.by, direction, direction)).Scan(&p.Order, &p.ID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return p, false, nil
@@ -285,7 +287,7 @@ func (r *RangeReader) read(ctx context.Context, o *ranged, from, end Place, limi
 	if from != (Place{}) {
 		cond += " AND " + o.after(from)
 	}
-	sql := fmt.Sprintf("SELECT %s::text, %s, %s FROM %s WHERE %s ORDER BY %s, 2 LIMIT %d",
+	sql := fmt.Sprintf("SELECT %s::text AS \"?\", %s AS \"??\", %s FROM %s WHERE %s ORDER BY %s, 2 LIMIT %d",
 		o.by, o.key(), strings.Join(names, ", "), o.name(), cond, o.by, limit)
 	read := r.conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	size := 0
