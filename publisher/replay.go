@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -339,6 +340,39 @@ func (r *Replays) Fate(ctx context.Context, l *DeadLetter) (f Fate, noted, there
 	// The note after the letter: it is written before the letter is removed.
 	f, noted, err = r.s.readFate(ctx, l.Subject)
 	return f, noted, m != nil, err
+}
+
+// noteAge is how long what became of dead letters and runs is kept. It is longer than any
+// replay waits in the log, which needs the notes of others on the same letter.
+const noteAge = 30 * 24 * time.Hour
+
+// Tidy removes notes and records of runs that are old. It changes nothing else.
+func (r *Replays) Tidy(ctx context.Context) error {
+	if r.s.kv == nil {
+		return nil
+	}
+	name := "KV_" + r.s.o.Bucket
+	bucket, err := r.s.js.Stream(ctx, name)
+	if err != nil {
+		return err
+	}
+	for _, keys := range []string{r.s.o.Stream + ".letter.>", r.s.o.runKey(">")} {
+		for seq := uint64(1); ; {
+			m, err := r.s.fetch(ctx, name, nextBySubject{seq, r.s.o.subjectOf(keys)})
+			if err != nil {
+				return err
+			}
+			if m == nil || time.Since(m.Time) < noteAge {
+				break // those behind it are younger
+			}
+			seq = m.Seq + 1
+			// A purge of the bucket would leave a message for every key.
+			if err := bucket.Purge(ctx, jetstream.WithPurgeSubject(m.Subject), jetstream.WithPurgeSequence(seq)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // Run reads the record of a run, nil when there is none, and its revision.

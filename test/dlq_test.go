@@ -174,6 +174,43 @@ func TestDeadLettersAreReplayed(t *testing.T) {
 	r.ends(0)
 }
 
+// A dead letter that may not be removed does not hold up the others.
+func TestDeadLettersThatStay(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{args: impatient})
+	r.limited(2000)
+	_, err := r.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: stream + "_DLQ", Subjects: []string{"walrelay.dlq." + stream + ".>"}, DenyDelete: true})
+	must(t, err)
+	r.relay.MustStart(t)
+	r.exec(large("a", "one"), large("a", "two"))
+	r.messages(2)
+	r.resize(1 << 20)
+	wantExit(t, r.dlq("replay", "--all", "--yes"), 0, "2 stored, 0 refused", "cannot be removed")
+	wantExit(t, r.dlq("replay", "--all", "--yes"), 3, "0 stored, 2 refused", "replayed: run ")
+	if got := outline(r.messages(6)); got != "! ! one two ! !" {
+		t.Errorf("the stream has %s", got)
+	}
+	wantExit(t, r.dlq("purge", "--all", "--yes"), 3, "permit deletes")
+	r.ends(0)
+}
+
+// What an operator tries does not halt a relay.
+func TestReplayDoesNotHalt(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{args: append([]string{"--on-poison", "halt"}, impatient...)})
+	r.relay.MustStart(t)
+	r.exec(into + "values ('order', 'a', 'one', '{}')")
+	r.messages(1)
+	r.exec("update outbox set headers = '[]'")
+	r.must(r.replay("--aggregate", "a", "--yes")...)
+	r.relay.MustAwait(t, quick, "refused an event that was to be published again")
+	r.exec(into + "values ('order', 'a', 'two', '{}')")
+	if got := outline(r.messages(3)); got != "one ! two" {
+		t.Errorf("the stream has %s", got)
+	}
+	r.ends(0)
+}
+
 // What is nowhere any more cannot be published.
 func TestOmittedBodyNeedsItsRow(t *testing.T) {
 	t.Parallel()

@@ -92,7 +92,15 @@ func (d *desk) open(ctx context.Context) error {
 	return err
 }
 
+// tidyPatience bounds how long old notes are looked for.
+const tidyPatience = 5 * time.Second
+
 func (d *desk) close() {
+	if d.key.Secret != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), tidyPatience)
+		_ = d.replays.Tidy(ctx) // the next command does it
+		cancel()
+	}
 	if d.replays != nil {
 		d.replays.Close()
 	}
