@@ -377,7 +377,7 @@ func (p *Pruner) failure(err error, format string, args ...any) error {
 	case pg.Code == "42501": // insufficient_privilege
 		role := ident(p.conn.Config().User)
 		return event.Fail(event.Precondition,
-			fmt.Sprintf("GRANT SELECT, DELETE ON TABLE %s TO %s; only the owner of a partition can drop it", name, role), "%s: %w", what, err)
+			fmt.Sprintf("GRANT SELECT, DELETE ON TABLE %s TO %s, or walrelay init --apply --role NAME --grant-delete; only the owner of a partition can drop it", name, role), "%s: %w", what, err)
 	case pg.Code == "25006": // read_only_sql_transaction
 		return event.Fail(event.Precondition, "connect to the primary; a standby cannot be changed", "%s: %w", what, err)
 	case strings.HasPrefix(pg.Code, "23"): // integrity_constraint_violation

@@ -86,8 +86,7 @@ func (p *Publisher) Parked(ctx context.Context) (*Parked, error) {
 // lastLetter is the sequence of the newest dead letter, 0 when there is none.
 func (s *Session) lastLetter(ctx context.Context) (uint64, error) {
 	m, err := s.fetch(ctx, s.o.DeadLetters, bySubject{s.o.deadLetterPrefix() + ">"})
-	var api *apiError
-	if errors.As(err, &api) && api.ErrCode == codeStreamNotFound {
+	if noStream(err) {
 		return 0, nil
 	}
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 func initCommand(p *process) *cobra.Command {
-	var apply bool
+	var apply, grantDelete bool
 	var role, partitioned string
 	var emit outbox.Emitting
 	cmd := &cobra.Command{
@@ -40,6 +40,7 @@ unless --emit-grant names those that may.`,
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
+	cmd.Flags().BoolVar(&grantDelete, "grant-delete", false, "let that role delete rows, too, for walrelay prune and --prune-after")
 	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
 	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
@@ -49,8 +50,12 @@ unless --emit-grant names those that may.`,
 			if err != nil {
 				return err
 			}
+			if grantDelete && role == "" {
+				return event.Fail(event.Usage, "name the role with --role", "--grant-delete names no role")
+			}
 			steps := make([]step, 0, len(all)+1)
 			for _, s := range all {
+				s.Delete = grantDelete
 				steps = append(steps, tableStep{s})
 			}
 			if cfg.Messages || emit.Function || len(emit.Emitters) > 0 {
