@@ -38,6 +38,7 @@ type Evidence struct {
 	Since                    *event.Mark
 	Tables                   map[string][]string // as in event.Origin
 	Unfinished               bool
+	Forgotten                bool // the stream has lost messages
 }
 
 // Parked tells which events have a dead letter.
@@ -244,6 +245,9 @@ func (e Evidence) proves(h Horizon, at Place) error {
 			e.Slot, e.Database, e.SystemID, at.Slot, h.Database, h.SystemID)
 	case e.Unfinished:
 		return event.Fail(event.Precondition, again, "a backfill or a recovery of slot %q is not done", e.Slot)
+	case e.Forgotten:
+		return event.Fail(event.Precondition, "start walrelay run, which publishes them again where it can, or says what is missing",
+			"the stream has lost messages that slot %q was confirmed past: the rows may be all that is left", e.Slot)
 	case e.Timeline != h.Timeline:
 		return event.Fail(event.Precondition, again, "the server was promoted, to timeline %d, and the last checkpoint is of timeline %d", h.Timeline, e.Timeline)
 	case e.Confirm < h.LSN:

@@ -47,9 +47,10 @@ func OpenArchive(name string) (a *Archive, note string, err error) {
 	if a.file, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, "", event.Fail(event.Precondition, "name a file that this user may write with --archive", "open archive: %w", err)
 	}
+	file := a.file
 	defer func() {
 		if err != nil {
-			_ = a.file.Close() // nothing was written
+			_ = file.Close() // nothing was written
 		}
 	}()
 	if err := lockFile(a.file); err != nil {

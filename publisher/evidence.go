@@ -17,6 +17,7 @@ type Evidence struct {
 	Since                    *event.Mark         // if it was inserted after this; nil when that is not known
 	Tables                   map[string][]string // as in event.Origin
 	Unfinished               bool                // a backfill or a recovery is not done
+	Forgotten                bool                // the stream is another one, or ends before the checkpoint
 }
 
 // Evidence reads the checkpoint. It connects and blocks for a few round trips.
@@ -33,9 +34,15 @@ func (p *Publisher) Evidence(ctx context.Context) (Evidence, error) {
 	if c == nil || c.Version != recordVersion {
 		return Evidence{}, nil
 	}
+	// After the checkpoint, which would otherwise be ahead of the end under a relay that runs.
+	var f findings
+	if err := s.readEnd(ctx, &f); err != nil {
+		return Evidence{}, p.classifyConnect(err)
+	}
 	return Evidence{
 		Found:    true,
 		SystemID: c.Owner.SystemID, Database: c.Owner.Database, Slot: c.Owner.Slot,
 		Timeline: c.Timeline, Confirm: c.Confirm, Since: c.Since, Tables: c.Tables, Unfinished: c.Backfill != "",
+		Forgotten: f.lastSeq < c.Sequence || !f.created.Equal(c.Created),
 	}, nil
 }
