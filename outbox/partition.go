@@ -94,7 +94,7 @@ func (p *Pruner) Drop(ctx context.Context, t Partition, judge func(Candidate) er
 			return err
 		}
 		if save != nil {
-			if err := p.saveAll(ctx, "SELECT "+p.columns()+from, save); err != nil {
+			if _, err := p.saveAll(ctx, "SELECT "+p.columns()+from, save); err != nil {
 				return err
 			}
 		}
@@ -121,29 +121,6 @@ func (p *Pruner) judge(ctx context.Context, t Partition, from, xmax string, judg
 		return kept
 	}
 	return err
-}
-
-// saveAll hands on all rows, some at a time.
-func (p *Pruner) saveAll(ctx context.Context, sql string, save func([][]byte) error) error {
-	var rows [][]byte
-	flush := func() error {
-		if len(rows) == 0 {
-			return nil
-		}
-		err := save(rows)
-		rows = nil
-		return err
-	}
-	err := p.texts(ctx, sql, func(values [][]byte) error {
-		if rows = append(rows, appendRow(nil, p.cols, values)); len(rows) >= p.o.Batch {
-			return flush()
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return flush()
 }
 
 // drop needs locks on the root and the default partition, too, which nobody gets

@@ -72,6 +72,8 @@ type Pruner struct {
 const (
 	// pruneLockTimeout is the longest wait for a lock. Whoever comes later waits behind us as long.
 	pruneLockTimeout = 100 * time.Millisecond
+	// saveBytes is about how much of the rows is in memory before it is saved.
+	saveBytes = 4 << 20
 	// rowsInBlock is a guess that keeps a batch near its size.
 	rowsInBlock = 32
 )
@@ -214,7 +216,7 @@ func replaceXmax(sql, xmax string) string { return strings.ReplaceAll(sql, xmaxH
 const xmaxOfStatement = "(SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text)"
 
 func (p *Pruner) read(ctx context.Context) ([]Candidate, error) {
-	seq, where := "0", ""
+	var seq, where string
 	if p.seq != "" {
 		seq = p.seq
 		than := ">"
@@ -224,6 +226,7 @@ func (p *Pruner) read(ctx context.Context) ([]Candidate, error) {
 		where = fmt.Sprintf("%s %s '%d'::int8 ORDER BY %s LIMIT %d", p.seq, than, p.last, p.seq, p.o.Batch)
 	} else {
 		// Postgres reads a range of ctid alone, from 14 on (TID Range Scan).
+		seq = "0"
 		end := p.block + max(int64(p.o.Batch/rowsInBlock), 1)
 		where = fmt.Sprintf("walrelay_row.ctid >= '(%d,0)' AND walrelay_row.ctid < '(%d,0)'", p.block, end)
 		p.block = end
@@ -322,17 +325,8 @@ func (p *Pruner) delete(ctx context.Context, table uint32, cs []Candidate, save 
 			n = int(tag.RowsAffected())
 			return err
 		}
-		var rows [][]byte
-		if err := p.texts(ctx, sql+" RETURNING "+p.columns(), func(values [][]byte) error {
-			rows = append(rows, appendRow(nil, p.cols, values))
-			return nil
-		}); err != nil {
-			return err
-		}
-		if n = len(rows); n == 0 {
-			return nil
-		}
-		return save(rows)
+		n, err = p.saveAll(ctx, sql+" RETURNING "+p.columns(), save)
+		return err
 	})
 	if err != nil {
 		return 0, err
@@ -361,6 +355,33 @@ func (p *Pruner) texts(ctx context.Context, sql string, each func([][]byte) erro
 	return errors.Join(err, failed)
 }
 
+// saveAll hands on the rows that a statement returns, some at a time, and returns how many
+// there were.
+func (p *Pruner) saveAll(ctx context.Context, sql string, save func([][]byte) error) (n int, err error) {
+	var rows [][]byte
+	size := 0
+	flush := func() error {
+		some := rows
+		rows, size = nil, 0
+		if len(some) == 0 {
+			return nil
+		}
+		return save(some)
+	}
+	err = p.texts(ctx, sql, func(values [][]byte) error {
+		row := appendRow(nil, p.cols, values)
+		rows, size, n = append(rows, row), size+len(row), n+1
+		if len(rows) >= p.o.Batch || size >= saveBytes {
+			return flush()
+		}
+		return nil
+	})
+	if err == nil {
+		err = flush()
+	}
+	return n, err
+}
+
 // failure gives a refusal of Postgres its class.
 func (p *Pruner) failure(err error, format string, args ...any) error {
 	what := fmt.Sprintf(format, args...)
@@ -380,6 +401,8 @@ func (p *Pruner) failure(err error, format string, args ...any) error {
 			fmt.Sprintf("GRANT SELECT, DELETE ON TABLE %s TO %s, or walrelay init --apply --role NAME --grant-delete; only the owner of a partition can drop it", name, role), "%s: %w", what, err)
 	case pg.Code == "25006": // read_only_sql_transaction
 		return event.Fail(event.Precondition, "connect to the primary; a standby cannot be changed", "%s: %w", what, err)
+	case pg.Code == "2BP01": // dependent_objects_still_exist
+		return event.Fail(event.Precondition, "drop what depends on it first, or prune without --drop-partitions", "%s: %w", what, err)
 	case strings.HasPrefix(pg.Code, "23"): // integrity_constraint_violation
 		return event.Fail(event.Precondition, "let the other table go without its reference to the outbox, or declare it ON DELETE CASCADE", "%s: %w", what, err)
 	case strings.HasPrefix(pg.Code, "42"):

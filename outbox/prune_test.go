@@ -153,12 +153,12 @@ func TestPruner(t *testing.T) {
 	})
 
 	t.Run("does not delete what was changed or locked since", func(t *testing.T) {
-		conn, other := d.fresh(t), (*pgx.Conn)(nil)
+		conn := d.fresh(t)
 		must(t, conn, table)
 		for _, id := range []string{"a", "b", "c", "d", "e"} {
 			row(t, conn, id)
 		}
-		other = d.connect(t, "postgres", conn.Config().Database)
+		other := d.connect(t, "postgres", conn.Config().Database)
 		o := o
 		o.XID = nextXID(t, conn)
 		p := prunerOf(t, conn, o)

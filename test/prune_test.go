@@ -252,7 +252,10 @@ func TestPruneDoesNotBlockWriters(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ws := harness.NewWriters(harness.Workload{
 		DSN: r.pg.DSN("postgres"), Writers: 4, Seed: 3, Plain: true,
-		Init: func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, "set lock_timeout = '1s'"); return err },
+		Init: func(ctx context.Context, c *pgx.Conn) error {
+			_, err := c.Exec(ctx, "set lock_timeout = '1s'")
+			return err
+		},
 	})
 	written := in(func() error { return ws.Run(ctx, -1) })
 	var deleted int
@@ -420,8 +423,10 @@ func TestRunPrunesWhileItLeads(t *testing.T) {
 func TestPruneNeedsTheRightToDelete(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{
-		prepare: func(r *rig) { r.must("init", "--apply", "--dsn", r.pg.DSN("postgres"), "--publication", publication, "--role", "courier") },
-		args:    []string{"--prune-after", "1s", "--prune-every", "200ms"},
+		prepare: func(r *rig) {
+			r.must("init", "--apply", "--dsn", r.pg.DSN("postgres"), "--publication", publication, "--role", "courier")
+		},
+		args: []string{"--prune-after", "1s", "--prune-every", "200ms"},
 	})
 	r.relay.Args = with(r.relay.Args, "--dsn", r.pg.DSNFor("postgres", "courier", ""))
 	r.relay.MustStart(t)
@@ -451,4 +456,66 @@ func TestPruneStopsOnATerm(t *testing.T) {
 	}
 	r.once(100)
 	r.ends(0)
+}
+
+// A slot that somebody else reads is waited for when it is named, and told of when not.
+func TestPruneWaitsForFurtherSlots(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, quick, "streaming")
+	r.exec("select pg_create_logical_replication_slot('other', 'pgoutput')")
+	r.fill("a", 10)
+	r.stored(10, 30*time.Second)
+	ran := r.prune("--also-slot", "other", "--wait", "5s")
+	if ran.Code != 3 || !strings.Contains(ran.Stderr, `slot "other" is confirmed up to`) || r.rows() != 10 {
+		t.Errorf("exit code %d, %d rows\n%s", ran.Code, r.rows(), ran.Stderr)
+	}
+	if ran := r.prune("--dry-run"); ran.Code != 0 || !strings.Contains(ran.Stderr, "not waited for: other") {
+		t.Errorf("exit code %d\n%s", ran.Code, ran.Stderr)
+	}
+	if ran := r.prune("--also-slot", "absent"); ran.Code != 3 || !strings.Contains(ran.Stderr, `slot "absent" does not exist`) {
+		t.Errorf("exit code %d\n%s", ran.Code, ran.Stderr)
+	}
+	r.exec("select pg_replication_slot_advance('other', pg_current_wal_insert_lsn())")
+	// Its end may have moved on since.
+	r.await(30*time.Second, "the rows are gone", func() bool {
+		r.exec("select pg_replication_slot_advance('other', pg_current_wal_flush_lsn())")
+		r.prune("--also-slot", "other", "--wait", "3s")
+		return r.rows() == 0
+	})
+	// Other tables, slots and streams prove nothing.
+	r.exec("create table other (like outbox including all)", "alter publication walrelay add table other")
+	for flag, want := range map[string]struct{ value, text string }{
+		"--table":  {"public.other", "does not publish table public.other"},
+		"--slot":   {"other", "belongs to slot"},
+		"--stream": {"OTHER", "no checkpoint"},
+	} {
+		r.exec("select pg_replication_slot_advance('other', pg_current_wal_flush_lsn())")
+		ran := r.prune(flag, want.value)
+		if ran.Code != 3 || !strings.Contains(ran.Stderr, want.text) {
+			t.Errorf("%s: exit code %d\n%s", flag, ran.Code, ran.Stderr)
+		}
+	}
+	r.ends(0)
+}
+
+func TestPruneRefusesBadInput(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ args, text string }{
+		{"", "--older-than"},
+		{"--older-than 7", "such as 7d"},
+		{"--older-than -1h", "such as 7d"},
+		{"--older-than 7d", "--yes"},
+		{"--older-than 7d --yes --batch 0", "--batch 0"},
+		{"--older-than 7d --yes --wait -1s", "below zero"},
+		{"--older-than 7d --yes --also-slot Not", "slot"},
+		{"--older-than 7d --yes --table none --messages", "no outbox table"},
+		{"--older-than 7d --yes --table a --table b --archive x", "--archive takes the rows of one table"},
+	} {
+		ran := harness.MustRun(t, nil, append([]string{"prune"}, strings.Fields(c.args)...)...)
+		if ran.Code != 2 || !strings.Contains(ran.Stderr, c.text) || !strings.Contains(ran.Stderr, "hint: ") {
+			t.Errorf("prune %s: exit code %d\n%s", c.args, ran.Code, ran.Stderr)
+		}
+	}
 }

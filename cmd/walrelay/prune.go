@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -175,10 +176,10 @@ func (o *prune) run(cmd *cobra.Command, e *ends, output form) (err error) {
 	if o.every == 0 {
 		result, err := job.pass(ctx)
 		o.note(cmd, job)
-		if told := o.tell(cmd, output, result); err == nil {
-			err = told
+		if err != nil && len(result.Tables) == 0 {
+			return err
 		}
-		return err
+		return cmp.Or(err, o.tell(cmd, output, result))
 	}
 	job.waiting = nil
 	noted := false
