@@ -271,7 +271,7 @@ func (r *rig) takenIn(s shard) bool {
 
 func TestSplitRefusesHalfATransaction(t *testing.T) {
 	t.Parallel()
-	const events = 60_000
+	const events = 20_000
 	r := newRig(t, rigOptions{args: []string{"--window", "16", "--drain-timeout", "10s"}})
 	if !r.divisible() {
 		return
