@@ -167,9 +167,9 @@ func TestShardsKilledAgainAndAgainLoseAndDoubleNothing(t *testing.T) {
 	}
 }
 
-// While writers commit, one relay becomes two and these become four. Consumers
-// of the stream see every event once and in the order of its aggregate.
-func TestOneRelayBecomesTwoAndFour(t *testing.T) {
+// While writers commit, one relay becomes two, these become four, and these three.
+// Consumers of the stream see every event once and in the order of its aggregate.
+func TestOneRelayBecomesTwoFourAndThree(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{args: []string{"--window", "64"}})
 	if !r.divisible() {
@@ -194,6 +194,7 @@ func TestOneRelayBecomesTwoAndFour(t *testing.T) {
 	for _, s := range two {
 		s.MustStart(t)
 	}
+	r.must("slot", "drop", slot, "--yes", "--with-publication", "--publication", publication, "--dsn", r.dsn, "--nats-url", r.natsURL)
 	must(t, ws.Diary.Await(t.Context(), 1200))
 
 	// Shard after shard becomes two.
@@ -213,10 +214,41 @@ func TestOneRelayBecomesTwoAndFour(t *testing.T) {
 		r.gather(halves...)
 	}
 	must(t, ws.Diary.Await(t.Context(), 2500))
+
+	// Four become three while nobody can insert.
+	three := r.shards("three", 3)
+	lock := r.pg.MustConn(t)
+	for _, sql := range []string{"begin", "lock table outbox in share mode"} {
+		_, err := lock.Exec(t.Context(), sql)
+		must(t, err)
+	}
+	end := query[string](r, "select pg_current_wal_insert_lsn()::text")
+	r.await(quick, "all is confirmed", func() bool {
+		return query[int](r, "select count(*) from pg_replication_slots where slot_name like 'four%' and confirmed_flush_lsn >= $1::text::pg_lsn", end) == 4
+	})
+	for _, s := range four {
+		if code := s.MustStop(t, 20*time.Second); code != 0 {
+			t.Errorf("exit code %d of %s", code, s.name)
+		}
+	}
+	for _, s := range three {
+		r.must(append([]string{"slot", "advance", "--to-now", "--yes"}, r.shardFlags(s)...)...)
+	}
+	_, err := lock.Exec(t.Context(), "commit")
+	must(t, err)
+	for _, s := range four {
+		r.await(20*time.Second, s.stream()+" is taken in", func() bool { return r.takenIn(s) })
+	}
+	for _, s := range three {
+		s.MustStart(t)
+		s.MustAwait(t, quick, "streaming")
+	}
+	r.gather(three...)
+	must(t, ws.Diary.Await(t.Context(), 3500))
 	stop()
 	must(t, written())
 	r.gathered(ws, time.Minute)
-	for _, s := range four {
+	for _, s := range three {
 		if code := s.MustStop(t, 20*time.Second); code != 0 {
 			t.Errorf("exit code %d of %s", code, s.name)
 		}
