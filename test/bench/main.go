@@ -16,7 +16,7 @@ import (
 )
 
 // experiments in the order in which they run.
-var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile"}
+var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile", "shards"}
 
 type plan struct {
 	bin, out string
@@ -142,6 +142,8 @@ func (p plan) run(ctx context.Context) error {
 			r.Growth, err = l.grow(ctx, p.events, min(p.rounds, 3))
 		case "profile":
 			r.Stages, err = l.profile(ctx, p.events, p.out)
+		case "shards":
+			r.Shards, err = l.shards(ctx, p.events, p.rounds)
 		}
 		if err != nil {
 			return err
