@@ -45,18 +45,19 @@ func TestMain(m *testing.M) {
 type shop struct {
 	t     *testing.T
 	pg    *harness.Postgres
-	nats  *harness.Proxy // between the consumer and the broker
+	nats  *harness.NATS
+	link  *harness.Proxy // between the consumer and the broker
 	js    jetstream.JetStream
-	url   string // of the service
-	ships *harness.Relay
+	url   string         // of the service
+	ships *harness.Relay // the consumer
 }
 
 func newShop(t *testing.T) *shop {
 	t.Helper()
-	pg, broker := harness.RunPostgres(t, harness.PostgresOptions{}), harness.RunNATS(t, harness.NATSOptions{})
-	s := &shop{t: t, pg: pg, nats: harness.RunProxy(t, broker.Addr()), js: broker.JetStream(t)}
+	s := &shop{t: t, pg: harness.RunPostgres(t, harness.PostgresOptions{}), nats: harness.RunNATS(t, harness.NATSOptions{})}
+	s.link, s.js = harness.RunProxy(t, s.nats.Addr()), s.nats.JetStream(t)
 
-	env := []string{"WALRELAY_DSN=" + pg.DSN("postgres"), "WALRELAY_NATS_URL=" + broker.URL()}
+	env := []string{"WALRELAY_DSN=" + s.pg.DSN("postgres"), "WALRELAY_NATS_URL=" + s.nats.URL()}
 	for _, args := range []string{"init --apply", "slot create"} {
 		if ran := harness.MustRun(t, env, strings.Fields(args)...); ran.Code != 0 {
 			t.Fatalf("walrelay %s: exit code %d\n%s", args, ran.Code, ran.Stderr)
@@ -100,7 +101,7 @@ func (s *shop) python(args ...string) *harness.Relay {
 		"PYTHONDONTWRITEBYTECODE=1",
 		"PYTHONUNBUFFERED=1",
 		"DATABASE_URL=" + strings.Replace(s.pg.DSN("postgres"), "postgres:", "postgresql+psycopg:", 1),
-		"NATS_URL=nats://" + s.nats.Addr(),
+		"NATS_URL=nats://" + s.link.Addr(),
 	}}
 	s.t.Cleanup(func() {
 		if err := p.Kill(); err != nil {
@@ -214,14 +215,25 @@ func TestEachOrderIsShippedOnce(t *testing.T) {
 	s.ships.MustStart(t)
 	s.ships.MustAwait(t, quick, "waiting for")
 	release = s.holdShipments()
-	s.nats.Stall()
+	s.link.Stall()
 	release()
 	s.await(quick, "the shipment is committed", func() bool { return s.shipped() == 1 })
 	must(t, s.ships.Kill())
-	s.nats.Cut()
-	must(t, s.nats.Heal())
+	s.link.Cut()
+	must(t, s.link.Heal())
 	s.ships.MustStart(t)
 	s.ships.MustAwait(t, quick, "shipped before")
+
+	// Either server is restarted: the consumer goes on by itself.
+	s.holdShipments()
+	_, err := s.pg.Stop(harness.Fast, quick)
+	must(t, err)
+	s.pg.MustStart(t)
+	s.await(quick, "shipped after a restart of Postgres", func() bool { return s.shipped() == 3 })
+	must(t, s.nats.Kill())
+	s.nats.MustStart(t)
+	orders = append(orders, s.order("DE"))
+	s.await(quick, "shipped after a restart of the broker", func() bool { return s.shipped() == 4 })
 
 	// Killed anywhere, while orders come in.
 	const clients, each = 4, 25
@@ -253,7 +265,7 @@ func TestEachOrderIsShippedOnce(t *testing.T) {
 	orders = append(orders, s.order("AT"))
 	s.ships.MustAwait(t, time.Minute, "given up")
 
-	const total = 2 + clients*each + 1
+	const total = 4 + clients*each + 1
 	s.await(time.Minute, "all are shipped", func() bool { return s.shipped() >= total })
 	if n := s.count("select count(distinct order_id) from shipments"); n != total || s.shipped() != total {
 		t.Errorf("%d orders shipped in %d shipments, want %d", n, s.shipped(), total)

@@ -40,7 +40,7 @@ log = logging.getLogger("shipping")
 
 
 async def first_time(session: AsyncSession, event_id: str) -> bool:
-    """Remember an event in the caller's transaction, and say whether it is new to this consumer."""
+    """Remember an event in the caller's transaction, and say whether it is new."""
     row = insert(Inbox).values(consumer=CONSUMER, id=event_id)
     result = await session.execute(row.on_conflict_do_nothing().returning(Inbox.id))
     return result.first() is not None
@@ -55,7 +55,7 @@ async def ship(session: AsyncSession, order: dict[str, Any]) -> None:
 
 async def handle(msg: Msg) -> None:
     event_id = (msg.headers or {})["Outbox-Id"]
-    delivery = msg.metadata.num_delivered
+    delivery, sequence = msg.metadata.num_delivered, msg.metadata.sequence.stream
     try:
         async with Session.begin() as session:
             if await first_time(session, event_id):
@@ -63,7 +63,7 @@ async def handle(msg: Msg) -> None:
             else:
                 log.info("event %s: shipped before", event_id)
     except OperationalError as err:
-        # The database is away or busy, which is no fault of the event: it is never given up for that.
+        # The database is away or busy, which is no fault of the event: it is not given up.
         log.warning("event %s, delivery %d: %s", event_id, delivery, err.orig)
         await msg.nak(delay=DELAY)
     except Exception as err:
@@ -72,7 +72,7 @@ async def handle(msg: Msg) -> None:
             await msg.nak(delay=DELAY * delivery)
         else:
             # The stream still has it, under this sequence.
-            log.error("event %s given up, sequence %d: %s", event_id, msg.metadata.sequence.stream, err)
+            log.error("event %s given up, sequence %d: %s", event_id, sequence, err)
             await msg.term()
     else:
         await msg.ack()
@@ -84,7 +84,7 @@ async def consume(client: Client) -> None:
             SUBJECT, durable=CONSUMER, stream=STREAM, config=ConsumerConfig(ack_wait=ACK_WAIT)
         )
     except NotFoundError:
-        sys.exit(f"error: no stream {STREAM} at {NATS_URL}\nhint: start `walrelay run --create-stream` first")
+        sys.exit(f"error: no stream {STREAM}\nhint: start `walrelay run --create-stream` first")
     log.info("waiting for %s", SUBJECT)
     while True:
         try:

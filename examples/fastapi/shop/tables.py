@@ -61,7 +61,7 @@ class Stock(Base):
 
 
 class Shipment(Base):
-    """What the consumer does. Nothing here is unique, so only the inbox keeps an order from being shipped twice."""
+    """What the consumer does. Only the inbox keeps an order from being shipped twice."""
 
     __tablename__ = "shipments"
 
@@ -74,7 +74,8 @@ async def main() -> None:
     ours = [table for table in Base.metadata.sorted_tables if table is not Outbox.__table__]
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all, tables=ours)
-        await connection.execute(insert(Stock).values(product="pen", units=1000).on_conflict_do_nothing())
+        pens = insert(Stock).values(product="pen", units=1000)
+        await connection.execute(pens.on_conflict_do_nothing())
     await engine.dispose()
 
 
