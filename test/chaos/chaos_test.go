@@ -19,14 +19,7 @@ import (
 )
 
 // TestMain ends every server and removes every folder, whatever happened.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := harness.Shutdown(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // TestSchedules runs a fixed set, or what CHAOS_SEED, CHAOS_N and
 // CHAOS_REPLICAS say.
