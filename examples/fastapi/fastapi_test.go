@@ -32,14 +32,7 @@ const (
 )
 
 // TestMain ends every server and removes every folder, whatever happened.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := harness.Shutdown(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // shop is the example with all it needs.
 type shop struct {
