@@ -293,7 +293,7 @@ func TestEachOrderIsShippedOnce(t *testing.T) {
 		must(t, err)
 		return c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0
 	})
-	if code := s.ships.MustStop(t, quick); code != 0 {
+	if code := s.ships.MustStop(t, 10*time.Second); code != 0 {
 		t.Errorf("the consumer ends with exit code %d", code)
 	}
 }

@@ -95,18 +95,24 @@ async def consume(client: Client) -> None:
         await handle(msg)
 
 
+async def report(err: Exception) -> None:
+    log.warning("NATS: %s", err)
+
+
 async def main() -> None:
     task = asyncio.current_task()
     assert task is not None
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, task.cancel)
-    client = await nats.connect(NATS_URL, max_reconnect_attempts=-1)
     try:
-        await consume(client)
+        # -1: a broker that is away is waited for, however long it takes.
+        async with await nats.connect(
+            NATS_URL, error_cb=report, max_reconnect_attempts=-1
+        ) as client:
+            await consume(client)
     except asyncio.CancelledError:
         log.info("stopped")
     finally:
-        await client.drain()
         await engine.dispose()
 
 
