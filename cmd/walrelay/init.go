@@ -51,7 +51,7 @@ else: it belongs into the consumer's database, which --dsn names.`,
 	in.add(cmd)
 	return command(p, cmd, []config.Group{config.Postgres, config.Publications, config.Tables},
 		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
-			if in.used() {
+			if in.used(cmd) {
 				s, err := in.schema(cmd)
 				if err != nil {
 					return err

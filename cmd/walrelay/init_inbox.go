@@ -24,7 +24,9 @@ func (f *inboxFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.roles, "inbox-grant", nil, "role of a consumer that gets the rights on the inbox; repeatable")
 }
 
-func (f *inboxFlags) used() bool { return f.inbox || len(f.roles) > 0 }
+func (f *inboxFlags) used(cmd *cobra.Command) bool {
+	return f.inbox || len(f.roles) > 0 || cmd.Flags().Changed("inbox-table")
+}
 
 // schema refuses flags for what is not made beside an inbox.
 func (f *inboxFlags) schema(cmd *cobra.Command) (inbox.Schema, error) {
