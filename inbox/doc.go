@@ -31,7 +31,8 @@
 // until its first one succeeds or becomes a dead letter.
 //
 // Order needs that one process handles a JetStream consumer's events at a time.
-// An advisory lock sees to it, and further processes stand by. To share work between
+// An advisory lock of the consumer's database, by Options.Name, sees to it, and
+// further processes stand by. To share work between
 // processes, give the relay a subject with {partition:N}, and every partition a
 // consumer of its own, in whatever process: an aggregate stays in its partition. When order
 // does not matter, Unordered lets any number of processes share one consumer.

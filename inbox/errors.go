@@ -27,7 +27,7 @@ func Later(err error) error {
 }
 
 // Reject marks a handler's error as one that no further try can mend: the event
-// becomes a dead letter at once. nil stays nil.
+// becomes a dead letter at once, when there is a subject for them. nil stays nil.
 func Reject(err error) error {
 	if err == nil {
 		return nil

@@ -128,6 +128,7 @@ func TestInboxAcrossKills(t *testing.T) {
 		must(t, consumer.Kill())
 	}
 	consumer.MustStart(t)
+	consumer.MustAwait(t, quick, "handling events") // from then on it hears signals
 	must(t, written())
 	r.drained(ws, time.Minute)
 	value := func(sql string) (n int) {

@@ -46,8 +46,7 @@ func pay(ctx context.Context, db *pgxpool.Pool, id int64) (o order, err error) {
 	return o, err
 }
 
-// emit is all that a service does to publish. The payload is json, not jsonb, in
-// its own words: the consumer gets these bytes.
+// emit is all that a service does to publish.
 func emit(ctx context.Context, tx pgx.Tx, what string, o *order) error {
 	payload, err := json.Marshal(o)
 	if err != nil {
