@@ -187,6 +187,11 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{"run --subject {nothing}", "nothing"},
 		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
+		{"init --shards 1", "1 shards: want 2 to 64"},
+		{"init --table none --messages --shards 2", "leave --shards out"},
+		{"slot split", "--into"},
+		{"slot split a --into b,a", "name other slots"},
+		{"slot split a --into B", "slot name"},
 		{"run --config /nonexistent/walrelay.yaml", "/nonexistent/walrelay.yaml"},
 	} {
 		o := walrelay(t, nil, strings.Fields(c.args)...)
