@@ -20,6 +20,7 @@ func initCommand(p *process) *cobra.Command {
 	var role, partitioned string
 	var shards int
 	var emit outbox.Emitting
+	var in inboxFlags
 	cmd := &cobra.Command{
 		Use: "init [flags]", Short: "Make the outbox table, its publication and the relay's role",
 		Long: `Prints the SQL that makes what is missing of the outbox tables, the publication
@@ -35,12 +36,16 @@ the rows of its share of the aggregates, for as many relays; it needs Postgres 1
 
 --emit-function adds the SQL function walrelay_emit, which makes an event without a
 row; the relay takes those with --messages. Any role can emit logical messages
-unless --emit-grant names those that may.`,
+unless --emit-grant names those that may.
+
+--inbox makes the table in which consumers record what they have handled, and nothing
+else: it belongs into the consumer's database, which --dsn names.`,
 		Example: `  walrelay init | less
   walrelay init --apply --role relay
   walrelay init --table sales.outbox --publication sales
   walrelay init --apply --shards 4
-  walrelay init --apply --table none --messages --emit-function --emit-grant shop`,
+  walrelay init --apply --table none --messages --emit-function --emit-grant shop
+  walrelay init --apply --inbox --inbox-grant mailer --dsn postgres://owner@localhost/mail`,
 		Args: atMost(0),
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
@@ -49,8 +54,16 @@ unless --emit-grant names those that may.`,
 	cmd.Flags().IntVar(&shards, "shards", 0, "make so many publications, for relays that share the aggregates; 0 makes one for all")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
 	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
+	in.add(cmd)
 	return command(p, cmd, []config.Group{config.Postgres, config.Publications, config.Tables},
 		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
+			if in.used(cmd) {
+				s, err := in.schema(cmd)
+				if err != nil {
+					return err
+				}
+				return finish(cmd, cfg, apply, []step{s})
+			}
 			all, err := schemas(cfg, role, outbox.Span(partitioned), shards)
 			if err != nil {
 				return err
@@ -71,16 +84,21 @@ unless --emit-grant names those that may.`,
 				}
 				steps = append(steps, emit)
 			}
-			if apply {
-				return applySteps(cmd, cfg, steps)
-			}
-			parts := make([]string, 0, len(steps))
-			for _, s := range steps {
-				parts = append(parts, s.SQL())
-			}
-			_, err = io.WriteString(cmd.OutOrStdout(), strings.Join(parts, "\n"))
-			return err
+			return finish(cmd, cfg, apply, steps)
 		})
+}
+
+// finish runs the steps, or prints what they would run.
+func finish(cmd *cobra.Command, cfg *config.Config, apply bool, steps []step) error {
+	if apply {
+		return applySteps(cmd, cfg, steps)
+	}
+	parts := make([]string, 0, len(steps))
+	for _, s := range steps {
+		parts = append(parts, s.SQL())
+	}
+	_, err := io.WriteString(cmd.OutOrStdout(), strings.Join(parts, "\n"))
+	return err
 }
 
 // step is a part of what init makes.

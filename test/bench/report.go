@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -117,10 +118,12 @@ func (r *results) drainRows(d drains) {
 	against("to pg_recvlogical", recvlogical, limits[0], limits[1])
 	against("to JetStream publish alone", publishOnly, 0.95, 1.05)
 	against("to a polling relay", polling, 2.7, 3.3)
+	for _, bin := range d.Builds {
+		against("to "+filepath.Base(bin), bin, 0, 0)
+	}
 	r.add(row{
 		Measure: name + "processor time an event", Value: d.median(theRelay, run.PerEvent), Unit: "µs", Target: 1.2, Stretch: 0.7, AtMost: true,
-		Got: fmt.Sprintf("NATS %.1f, Postgres %.1f", d.median(theRelay, func(r run) float64 { return perEvent(r.NATS, r.Events) }),
-			d.median(theRelay, func(r run) float64 { return perEvent(r.Postgres, r.Events) })),
+		Got: fmt.Sprintf("NATS %.1f, Postgres %.1f", d.median(theRelay, run.natsPerEvent), d.median(theRelay, run.postgresPerEvent)),
 	})
 }
 
