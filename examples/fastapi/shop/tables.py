@@ -71,7 +71,7 @@ class Shipment(Base):
 
 
 async def main() -> None:
-    shop = [Order.__table__, Stock.__table__, Shipment.__table__]
+    shop = [Base.metadata.tables[name] for name in ("orders", "stock", "shipments")]
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all, tables=shop)
         pens = insert(Stock).values(product="pen", units=1000)
