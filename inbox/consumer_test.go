@@ -432,6 +432,7 @@ func TestLockIsNotTrustedWithoutAnAnswer(t *testing.T) {
 	case <-time.After(30 * time.Second):
 		t.Error("it still counts as held")
 	}
+	check(t, proxy.Heal())
 }
 
 func TestUnorderedConsumersShareTheWork(t *testing.T) {

@@ -15,6 +15,9 @@
 //  3. Run with a Handler that writes with the transaction that it is given.
 //  4. Prune now and then.
 //
+// A restricted NATS user needs, of the API, CONSUMER.INFO and CONSUMER.MSG.NEXT of the
+// consumer and STREAM.NAMES, and may publish to $JS.ACK.> and to the dead-letter subject.
+//
 // Whoever has a loop of their own calls Once and acks after the commit.
 //
 // # How often, and in which order

@@ -12,8 +12,8 @@ import (
 // Order within an aggregate needs that one process handles a consumer's events
 // at a time. The others stand by: an advisory lock of Postgres tells who is who. It is
 // one of a transaction, not of a session, so that it works through a pooler that
-// hands out connections by the transaction. Nothing runs in it, so it
-// has no snapshot and holds back no vacuum.
+// hands out connections by the transaction. It writes nothing and, between two
+// questions, has no snapshot, so it holds back no vacuum.
 //
 // A process may lose the lock and not know it yet. Even then two processes do
 // not handle events of one aggregate at once: the next one begins with nothing
