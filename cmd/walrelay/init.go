@@ -18,6 +18,7 @@ import (
 func initCommand(p *process) *cobra.Command {
 	var apply bool
 	var role, partitioned string
+	var shards int
 	var emit outbox.Emitting
 	var in inboxFlags
 	cmd := &cobra.Command{
@@ -30,6 +31,9 @@ where it differs, the differences are told.
 With --partitioned the table has partitions by time; run it again from time to time to
 make those to come, and drop old ones.
 
+--shards makes publications of the same name with _0, _1 and so on at its end, each with
+the rows of its share of the aggregates, for as many relays; it needs Postgres 15.
+
 --emit-function adds the SQL function walrelay_emit, which makes an event without a
 row; the relay takes those with --messages. Any role can emit logical messages
 unless --emit-grant names those that may.
@@ -39,6 +43,7 @@ else: it belongs into the consumer's database, which --dsn names.`,
 		Example: `  walrelay init | less
   walrelay init --apply --role relay
   walrelay init --table sales.outbox --publication sales
+  walrelay init --apply --shards 4
   walrelay init --apply --table none --messages --emit-function --emit-grant shop
   walrelay init --apply --inbox --inbox-grant mailer --dsn postgres://owner@localhost/mail`,
 		Args: atMost(0),
@@ -46,6 +51,7 @@ else: it belongs into the consumer's database, which --dsn names.`,
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
 	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
+	cmd.Flags().IntVar(&shards, "shards", 0, "make so many publications, for relays that share the aggregates; 0 makes one for all")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
 	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
 	in.add(cmd)
@@ -58,7 +64,7 @@ else: it belongs into the consumer's database, which --dsn names.`,
 				}
 				return finish(cmd, cfg, apply, []step{s})
 			}
-			all, err := schemas(cfg, role, outbox.Span(partitioned))
+			all, err := schemas(cfg, role, outbox.Span(partitioned), shards)
 			if err != nil {
 				return err
 			}
@@ -107,7 +113,7 @@ func (s tableStep) Apply(ctx context.Context, conn *pgx.Conn) ([]string, error) 
 	return outbox.Apply(ctx, conn, s.Schema)
 }
 
-func schemas(cfg *config.Config, role string, partitioned outbox.Span) ([]outbox.Schema, error) {
+func schemas(cfg *config.Config, role string, partitioned outbox.Span, shards int) ([]outbox.Schema, error) {
 	if len(cfg.Publications) != 1 {
 		return nil, event.Fail(event.Usage, "name one with --publication", "init makes one publication at a time, and %d are configured", len(cfg.Publications))
 	}
@@ -115,13 +121,17 @@ func schemas(cfg *config.Config, role string, partitioned outbox.Span) ([]outbox
 		return nil, event.Fail(event.Usage, "for logical messages alone the role needs nothing more: CREATE ROLE "+quoteIdent(role)+" LOGIN REPLICATION",
 			"the rights of --role are on a table, and there is none")
 	}
+	if len(cfg.Tables) == 0 && shards != 0 {
+		return nil, event.Fail(event.Usage, "leave --shards out: logical messages reach every slot, so one relay publishes all of them",
+			"--shards divides the rows of a table, and there is none")
+	}
 	names, err := tables(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var all []outbox.Schema
 	for _, t := range names {
-		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role, Partitioned: partitioned}
+		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role, Partitioned: partitioned, Shards: shards}
 		if err := s.Validate(); err != nil {
 			return nil, err
 		}

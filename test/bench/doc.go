@@ -13,6 +13,7 @@
 //	latency.go   commit to stored at a steady rate
 //	memory.go    resident memory in the four states
 //	profile.go   processor profile of a drain, as flame graph and by stage
+//	shards.go    relays that share a backlog, and what decoding for nothing costs
 //	report.go    the table of ratios, JSON
 //	svg.go       plots
 //	proc.go      /proc
