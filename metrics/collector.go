@@ -19,6 +19,7 @@ type descs struct {
 	inFlight, published, duplicates, errors, letters, reconnects *prometheus.Desc
 	delivery, ack                                                *prometheus.Desc
 	leader, state, up, build                                     *prometheus.Desc
+	pruned, pruneFailures                                        *prometheus.Desc
 }
 
 func (m *Monitor) describe() descs {
@@ -66,6 +67,10 @@ func (m *Monitor) describe() descs {
 			"1 for what the relay is about, 0 for the others.", "state"),
 		up: desc("up",
 			"Whether the server of a side answers. NATS is missing while there is no session to tell.", "side"),
+		pruned: desc("pruned_rows_total",
+			"Rows of the outbox that were deleted because they are published and old enough."),
+		pruneFailures: desc("prune_failures_total",
+			"Passes over the outbox to delete rows that ended with an error."),
 		build: desc("build_info",
 			"1, with what this program was built from.", "version", "commit", "goversion"),
 	}
@@ -94,6 +99,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		d.lagBytes, d.lagSeconds, d.retained, d.safe, d.active, d.walStatus, d.received, d.confirmed,
 		d.inFlight, d.published, d.duplicates, d.errors, d.letters, d.reconnects,
 		d.delivery, d.ack, d.leader, d.state, d.up, d.build,
+		d.pruned, d.pruneFailures,
 	} {
 		ch <- desc
 	}
@@ -132,6 +138,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	parked, reconnects := m.counts()
 	counters(d.letters, parked)
 	counters(d.reconnects, reconnects)
+
+	counter(d.pruned, m.pruned.Load())
+	counter(d.pruneFailures, m.pruneFailures.Load())
 
 	v := m.view()
 	if v.basis != "" {

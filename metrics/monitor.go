@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -51,6 +52,8 @@ type Monitor struct {
 
 	parked     map[string]uint64
 	reconnects map[string]uint64
+
+	pruned, pruneFailures atomic.Uint64
 }
 
 // state is what the relay is about.
@@ -158,6 +161,15 @@ func (m *Monitor) Parked(r event.Reason) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.parked[known(m.parked, string(r))]++
+}
+
+// Pruned takes the end of a pass over the outbox: how many rows are deleted, and
+// the error that ended it.
+func (m *Monitor) Pruned(rows int64, err error) {
+	m.pruned.Add(uint64(max(rows, 0)))
+	if err != nil {
+		m.pruneFailures.Add(1)
+	}
 }
 
 // Sampled takes a sample of the slot, or the error for which there is none.
