@@ -53,7 +53,7 @@ func TestDefaults(t *testing.T) {
 		Route:    Route{By: "aggregate_type"},
 		Stream:   Stream{Name: "OUTBOX", Replicas: 1, DeadLetters: "OUTBOX_DLQ", CheckpointBucket: "walrelay"},
 		OnPoison: Park, MaxParkedInRow: 100,
-		Window: 2048, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
+		Window: 4096, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
 		Backoff: Backoff{100 * time.Millisecond, 10 * time.Second}, Prune: Prune{Every: 10 * time.Minute}, Log: Log{Level: slog.LevelInfo, Format: LogAuto},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -230,7 +230,7 @@ var options = []*option{
 		set: number(func(c *Config) *int { return &c.MaxParkedInRow }, 0, 1<<31-1),
 	},
 	{
-		name: "window", path: "window", group: Relay, arg: "n", def: "2048", help: "events in flight at most",
+		name: "window", path: "window", group: Relay, arg: "n", def: "4096", help: "events in flight at most",
 		set: number(func(c *Config) *int { return &c.Window }, 1, 1<<20),
 	},
 	{

@@ -40,7 +40,7 @@ type Options struct {
 	// then, whatever Window says.
 	Shared bool
 
-	Window      int           // events in flight at most; 2048 by default
+	Window      int           // events in flight at most; 4096 by default
 	WindowBytes int           // bytes in flight at most; 16 MiB by default
 	AckTimeout  time.Duration // 2 s by default
 
@@ -93,7 +93,7 @@ func New(o Options) (*Publisher, error) {
 		o.Bucket = "walrelay"
 	}
 	if o.Window == 0 {
-		o.Window = 2048
+		o.Window = 4096
 	}
 	if o.Shared {
 		o.Window = 1
