@@ -11,8 +11,7 @@ import (
 // round trip, some more so that its rate can be seen to grow, and what it stores
 // while this process does not run, since two cores may be busy with other things.
 const (
-	windowFirst = 256                   // events, until a round has ended
-	windowLeast = 16                    // events
+	windowLeast = 16                    // events; more than one, so that they share writes and reads
 	windowPause = 25 * time.Millisecond // what the broker has to go on with while this process does not run
 
 	// windowTrips is the number of round trips that fit. Of batches it is
@@ -20,8 +19,9 @@ const (
 	windowTrips      = 2
 	windowTripsBatch = 8
 
-	// baseLife is how long the least round trip is believed. A longer one shows
-	// only when nothing is in flight, so then the window is let run empty once.
+	// baseLife is how long the least round trip is believed. What is in flight
+	// makes round trips longer, so a session begins with few events, and after
+	// that time it lets the window run empty and begins so again.
 	baseLife = 10 * time.Second
 )
 
@@ -36,15 +36,16 @@ type pace struct {
 	trips time.Duration
 	start time.Time
 
-	limit atomic.Uint64 // the window now
+	limit atomic.Uint64 // the window now, but for small
 	drain atomic.Bool   // it is to run empty once
 	full  atomic.Bool   // it was full in this round
+	small bool          // the window is windowLeast; of the appending goroutine
 
 	// The round.
 	until  atomic.Uint64 // its last event; 0 when none is open
 	began  time.Duration // since start
 	before uint64        // events that were acked then
-	empty  bool          // nothing was in flight
+	probe  bool          // nothing else is in flight
 
 	// Of the goroutine that reads acks.
 	rate   float64       // events a second, the most of late
@@ -57,11 +58,11 @@ func (p *pace) init(most uint64, m Mode) {
 	if m == ModeSingle {
 		return
 	}
-	p.most, p.start, p.trips = most, time.Now(), windowTrips
+	p.most, p.start, p.trips, p.small = most, time.Now(), windowTrips, true
 	if m == ModeAtomic {
 		p.trips = windowTripsBatch
 	}
-	p.limit.Store(min(most, windowFirst))
+	p.limit.Store(min(most, windowLeast))
 }
 
 // begin opens a round with the send of events up to last, unless one is open.
@@ -69,7 +70,7 @@ func (p *pace) begin(before, last, acked uint64) {
 	if p.most == 0 || before == last || p.until.Load() != 0 {
 		return
 	}
-	p.began, p.before, p.empty = time.Since(p.start), acked, acked == before
+	p.began, p.before, p.probe = time.Since(p.start), acked, p.small && acked == before
 	p.full.Store(false)
 	p.until.Store(last)
 }
@@ -85,29 +86,42 @@ func (p *pace) end(acked uint64) {
 	rate := float64(acked-p.before) / trip.Seconds()
 	full := p.full.Load()
 
-	stale := now-p.baseAt > baseLife
-	switch {
-	case p.base == 0, trip < p.base, stale && (p.empty || !full):
+	first := p.base == 0
+	if p.probe || trip < p.base || first {
 		p.base, p.baseAt = trip, now
-		p.drain.Store(false)
-	case stale:
+	} else if full && now-p.baseAt > baseLife {
 		p.drain.Store(true)
 	}
-	switch {
-	case rate > p.rate:
+	full = full && !p.probe // otherwise there was no more to send
+	if rate > p.rate {
 		p.rate = rate
-	case full: // otherwise there was no more to send
+	} else if full {
 		p.rate = (p.rate + rate) / 2
 	}
-	if full {
+	if full || first {
 		lasts := p.trips*p.base + windowPause
 		p.limit.Store(min(max(uint64(p.rate*lasts.Seconds()), windowLeast), p.most))
 	}
 	p.until.Store(0)
 }
 
+// emptying reports whether the window is to run empty before it gets room.
+func (p *pace) emptying() bool {
+	p.full.Store(true)
+	return p.small || p.drain.Load()
+}
+
+// emptied goes on after the window has run empty: with few events, or after those as usual.
+func (p *pace) emptied() {
+	p.small = !p.small
+	p.drain.Store(false)
+}
+
 // room is the window as it is now.
 func (s *Session) room() uint64 {
+	if s.pace.small {
+		return min(windowLeast, s.pace.most)
+	}
 	if n := s.pace.limit.Load(); n != 0 {
 		return n
 	}

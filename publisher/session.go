@@ -545,8 +545,8 @@ func (s *Session) WaitRoom(ctx context.Context) error {
 	}
 	room := s.room()
 	keep := room - room/4
-	s.pace.full.Store(true)
-	if s.pace.drain.Load() {
+	if s.pace.emptying() {
+		defer s.pace.emptied()
 		keep = 0
 	}
 	n := s.acked.Load() + 1
