@@ -25,6 +25,7 @@ type results struct {
 	Memory   []state  `json:"memory,omitempty"`
 	Growth   []growth `json:"growth,omitempty"`
 	Stages   []stage  `json:"stages,omitempty"`
+	Sync     drains   `json:"sync,omitzero"`
 	Measures []row    `json:"measures"`
 }
 
@@ -92,6 +93,9 @@ func (r *results) measures() {
 	}
 	for _, g := range r.Growth {
 		r.growthRow(g)
+	}
+	if len(r.Sync.Runs) > 0 {
+		r.syncRow()
 	}
 }
 
