@@ -230,13 +230,16 @@ func TestWindowIsNotShrunkByLittleToDo(t *testing.T) {
 func TestWindowOverALongLink(t *testing.T) {
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	link := harness.RunProxy(t, n.Addr())
-	measure := func(stream string, change func(*Options)) (time.Duration, uint64) {
+	measure := func(stream string, fixed bool) (time.Duration, uint64) {
 		o := optionsFor(n, stream)
 		o.URL = "nats://" + link.Addr()
-		change(&o)
 		p := newPublisher(t, o)
 		link.Delay(25 * time.Millisecond)
 		r := begin(t, p)
+		if fixed {
+			r.pace.init(uint64(p.o.Window), ModeSingle)
+			r.pace.most, r.pace.small = 0, false
+		}
 		events := numberedLog(stream, 40_000)
 		began := time.Now()
 		if err := r.publish(t.Context(), events); err != nil {
@@ -250,10 +253,11 @@ func TestWindowOverALongLink(t *testing.T) {
 		same(t, stored(t, n, stream), events)
 		return took, window
 	}
-	took, window := measure("long", func(*Options) {})
-	t.Logf("40,000 events in %s, window %d", took, window)
-	// 2048 events a round trip of 50 ms, at best.
-	if window < 1500 || took > 4*time.Second {
-		t.Errorf("40,000 events took %s, window %d", took, window)
+	took, window := measure("long", false)
+	fixed, _ := measure("long-fixed", true)
+	t.Logf("40,000 events in %s, window %d; in %s with a fixed window", took, window, fixed)
+	// It has to grow first, which takes some round trips.
+	if window < 1500 || took > fixed*3/2+500*time.Millisecond {
+		t.Errorf("40,000 events took %s, window %d; with a fixed window %s", took, window, fixed)
 	}
 }
