@@ -82,7 +82,11 @@ func (a *applier) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := a.ensurePublication(ctx, rel); err != nil {
+	ensure := a.ensurePublication
+	if a.Shards > 0 {
+		ensure = a.ensureShards
+	}
+	if err := ensure(ctx, rel); err != nil {
 		return err
 	}
 	if a.Role == "" {

@@ -23,6 +23,10 @@ type Schema struct {
 	// Partitioned makes the table one of partitions by time, the first of them
 	// that of now, and one for what fits none; "" makes a plain table.
 	Partitioned Span
+
+	// Shards makes that many publications, each with the rows of its share of the
+	// aggregates, in the place of one; 0 makes one for all rows. It needs Postgres 15.
+	Shards int
 }
 
 // Span is the time that a partition covers.
@@ -69,6 +73,9 @@ func (s Schema) Validate() error {
 	if s.Partitioned != "" && s.Table.column(roleCreatedAt) == "" {
 		errs = append(errs, errors.New("a partitioned table needs a column with the role created_at"))
 	}
+	if s.Shards != 0 {
+		errs = append(errs, s.checkShards()...)
+	}
 	if len(errs) == 0 {
 		return nil
 	}
@@ -95,7 +102,12 @@ func (s Schema) SQL() string {
 		b.WriteString(s.partitionsBlock())
 	}
 	b.WriteString("\n-- Inserts only, so that clean-up of the table costs no message.\n")
-	b.WriteString(s.publicationBlock())
+	if s.Shards > 0 {
+		b.WriteString("-- An aggregate's rows are all in one publication; each is for a slot, a stream and a relay of its own.\n")
+		b.WriteString(s.shardsBlock())
+	} else {
+		b.WriteString(s.publicationBlock())
+	}
 	if s.Role == "" {
 		return b.String()
 	}

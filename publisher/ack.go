@@ -127,11 +127,11 @@ func cutString(p []byte, prefix string) (rest []byte, ok bool) {
 var space = []byte{' '}
 
 // usualAck is the next ack as it comes when all goes well: like the one before
-// it, with both numbers one higher. Comparing the bytes costs a tenth of
+// it, with its numbers one higher. Comparing the bytes costs a tenth of
 // reading them; whatever differs is read.
 type usualAck struct {
 	text   []byte // nil until an ack was read
-	ends   [2]int // of the sequence in the subject and in the payload
+	ends   []int  // of the sequence, in the subject unless that is the same for all, and in the payload
 	digits int
 }
 
@@ -143,16 +143,18 @@ func (u *usualAck) learn(seq uint64, subject, header, payload []byte) {
 	}
 	var number [20]byte
 	digits := strconv.AppendUint(number[:0], seq, 10)
-	if !bytes.HasSuffix(subject, digits) {
+	u.digits, u.ends = len(digits), u.ends[:0]
+	u.text = append(append(u.text, "MSG "...), subject...)
+	if bytes.HasSuffix(subject, digits) {
+		u.ends = append(u.ends, len(u.text))
+	} else if !bytes.HasSuffix(subject, []byte("."+replyInTurn)) {
+		u.text = u.text[:0]
 		return
 	}
-	u.digits = len(digits)
-	u.text = append(append(u.text, "MSG "...), subject...)
-	u.ends[0] = len(u.text)
 	u.text = append(append(u.text, ' '), ackSubscription...)
 	u.text = strconv.AppendInt(append(u.text, ' '), int64(len(payload)), 10)
 	u.text = append(append(u.text, "\r\n"...), payload...)
-	u.ends[1] = len(u.text) - len("}")
+	u.ends = append(u.ends, len(u.text)-len("}"))
 	u.text = append(u.text, "\r\n"...)
 	u.advance()
 }
@@ -201,6 +203,7 @@ var (
 type surprise struct {
 	seq       uint64
 	duplicate uint64 // the sequence a duplicate ack named; 0 if it is none
+	stream    string // and its stream, if it is known
 	alone     bool   // nothing else was in flight
 	err       error
 }
@@ -236,7 +239,7 @@ func parseReply(seq uint64, header, payload []byte) *surprise {
 		return nil
 	case a.Duplicate:
 		return &surprise{
-			seq: seq, duplicate: a.Sequence,
+			seq: seq, duplicate: a.Sequence, stream: a.Stream,
 			err: fmt.Errorf("taken for a duplicate of stream sequence %d", a.Sequence),
 		}
 	}
@@ -254,7 +257,7 @@ func poisonOf(err error) *event.Poison {
 		case codeHeaderTooLarge:
 			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
 		case codeWrongStream:
-			return &event.Poison{Reason: event.ReasonSubject, Detail: "the subject belongs to another stream"}
+			return otherStream
 		case codeMessageTTLInvalid:
 			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
 		}
@@ -265,6 +268,8 @@ func poisonOf(err error) *event.Poison {
 	}
 	return nil
 }
+
+var otherStream = &event.Poison{Reason: event.ReasonSubject, Detail: "the subject belongs to another stream"}
 
 const hintFull = "the stream, the account or the server is full: raise its limits or let consumers work it off"
 

@@ -42,5 +42,6 @@
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
+// | letters.go   | reading and removing dead letters, for whoever looks on    |
 // | hold.go      | parking what follows in the same aggregate                 |
 package publisher

@@ -80,7 +80,8 @@ type condemned struct {
 
 type twin struct {
 	position event.Position
-	sequence uint64
+	sequence uint64 // of what it was taken for
+	expected uint64 // the event's own, when only the turn of the reply tells that it was for this event; else 0
 }
 
 var (
@@ -210,6 +211,9 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
 	s.frames.unchained = p.o.Shared
 	s.batch.session = []byte(inbox[strings.LastIndexByte(inbox, '.')+1:] + "-")
+	// A stream of one replica answers in turn. A cluster refuses some messages
+	// before it has stored those before them.
+	s.frames.inTurn = s.mode == ModeChain && s.config.Replicas < 2
 	s.replyPrefix = len(inbox) + 1
 	if err := s.w.subscribe(inbox+".*", nc.Opts.Timeout); err != nil {
 		return nil, fmt.Errorf("subscribe to acks: %w", err)

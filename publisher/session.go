@@ -132,7 +132,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
-	if err := s.resolveTwin(ctx); err != nil {
+	if err := s.resolveTwin(ctx, f.lastSeq); err != nil {
 		return event.Resume{}, err
 	}
 	if err := s.loadHeld(ctx); err != nil {
@@ -351,10 +351,15 @@ func (s *Session) messageOf(m *storedMessage) lastMessage {
 }
 
 // resolveTwin looks at the message that the server took for the original of
-// an event. If it is another event, two rows share an id.
-func (s *Session) resolveTwin(ctx context.Context) error {
+// an event. If it is another event, two rows share an id. lastSeq is that of the
+// stream: when it is not the event's predecessor, the reply was for another event.
+func (s *Session) resolveTwin(ctx context.Context, lastSeq uint64) error {
 	t := s.p.twin
 	if t == nil {
+		return nil
+	}
+	if t.expected != 0 && (t.expected != lastSeq+1 || s.config.Replicas > 1) {
+		s.p.twin = nil
 		return nil
 	}
 	m, err := s.fetch(ctx, s.o.Stream, bySequence{t.sequence})
@@ -605,6 +610,9 @@ func (s *Session) read() {
 		if !ok {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
 		}
+		if seq == 0 {
+			seq = first + acked // see replyInTurn
+		}
 		var sup *surprise
 		switch {
 		case !s.o.Shared:
@@ -750,11 +758,18 @@ func (s *Session) bequeath() {
 	}
 	s.suspectAll(sup)
 	pos := s.window[(sup.seq-s.lastSeq)%uint64(len(s.window))].position
-	if sup.duplicate != 0 {
-		s.p.twin = &twin{pos, sup.duplicate}
+	why := poisonOf(sup.err)
+	switch {
+	case sup.duplicate == 0:
+	case sup.stream != "" && sup.stream != s.o.Stream:
+		why = otherStream
+	default:
+		s.p.twin = &twin{position: pos, sequence: sup.duplicate}
+		if s.frames.inTurn {
+			s.p.twin.expected = sup.seq
+		}
 		return
 	}
-	why := poisonOf(sup.err)
 	if why == nil {
 		return
 	}

@@ -58,8 +58,9 @@ var layers = map[string]layer{
 	"tracing":     {ours: []string{"relay"}, drivers: []string{modOTel, modOTelSDK, modOTelTrace, modOTelHTTP}},
 	"config":      {drivers: []string{modPFlag, modYAML, modPGX}}, // pgx parses the DSN
 	"inbox":       {drivers: []string{modPGX, modNATS}},
+	"examples":    {ours: []string{"inbox"}, drivers: []string{modPGX, modNATS}},
 	"cmd/walrelay": {
-		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "tracing"},
+		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "tracing", "inbox"},
 		drivers: []string{modCobra, modPFlag, modPGX, modNATS, modPrometheus},
 	},
 }

@@ -14,6 +14,7 @@
 //	memory.go    resident memory in the four states
 //	sync.go      chain against atomic batches on a server that syncs always
 //	profile.go   processor profile of a drain, as flame graph and by stage
+//	shards.go    relays that share a backlog, and what decoding for nothing costs
 //	report.go    the table of ratios, JSON
 //	svg.go       plots
 //	proc.go      /proc

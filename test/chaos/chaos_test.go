@@ -21,14 +21,7 @@ import (
 )
 
 // TestMain ends every server and removes every folder, whatever happened.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := harness.Shutdown(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // modes are what --publish-mode takes.
 var modes = []string{"auto", "chain", "sparse", "atomic"}
