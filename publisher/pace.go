@@ -33,7 +33,7 @@ const (
 // all the fields of a round.
 type pace struct {
 	most  uint64 // of the window; 0 leaves it as it is
-	trips time.Duration
+	trips int // round trips that the window is for
 	start time.Time
 
 	limit atomic.Uint64 // the window now, but for small
@@ -99,7 +99,7 @@ func (p *pace) end(acked uint64) {
 		p.rate = (p.rate + rate) / 2
 	}
 	if full || first {
-		lasts := p.trips*p.base + windowPause
+		lasts := time.Duration(p.trips)*p.base + windowPause
 		p.limit.Store(min(max(uint64(p.rate*lasts.Seconds()), windowLeast), p.most))
 	}
 	p.until.Store(0)
