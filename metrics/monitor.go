@@ -21,10 +21,19 @@ type Options struct {
 	// first of them was committed. It may be called from any goroutine.
 	InFlight func() (events uint64, oldest time.Time)
 
+	Publishing func() Publishing // from any goroutine, too; nil when that is not known
+
 	Failures []string // what Failed is told
 
 	StatusInterval time.Duration // between ticks of the relay; 1 s
 	AckTimeout     time.Duration // longest wait for an ack; 2 s
+}
+
+// Publishing says how events are published now.
+type Publishing struct {
+	Mode   string // "" before the first session
+	Reason string // why that one
+	Window uint64 // events that may be in flight now; 0 without a session
 }
 
 // How long the parts may take before something is wrong with them. Those that
@@ -214,6 +223,7 @@ type view struct {
 	err      error   // of the last read
 	estimate Estimate
 	inFlight uint64
+	how      Publishing
 	lag      time.Duration
 	basis    string // of lag; "" when it is not known
 }
@@ -230,6 +240,9 @@ func (m *Monitor) view() view {
 	v := view{now: time.Now()}
 	var oldest time.Time
 	v.inFlight, oldest = m.o.InFlight()
+	if m.o.Publishing != nil {
+		v.how = m.o.Publishing()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.state, v.ticks, v.err = m.state, m.ticks, m.slot.err

@@ -47,7 +47,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	var meter publisher.Meter
 	var observer relay.Observer
 	if cfg.HTTPAddr != "" {
-		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
+		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
 		meter, observer = watch.monitor, watch.monitor
 	}
 	var pruned func(int64, error)
