@@ -60,6 +60,7 @@ type Monitor struct {
 	slot  slot
 
 	parked     map[string]uint64
+	refused    map[string]uint64
 	reconnects map[string]uint64
 
 	pruned, pruneFailures atomic.Uint64
@@ -113,6 +114,7 @@ func New(o Options) *Monitor {
 		meter:      meter{failures: zeroes(o.Failures)},
 		state:      state{Status: relay.Status{State: relay.Connecting}, since: now, newsAt: now},
 		parked:     zeroes(reasons()),
+		refused:    zeroes(append(reasons(), string(event.ReasonReplayed))),
 		reconnects: zeroes(relay.Sides),
 	}
 }
@@ -179,6 +181,13 @@ func (m *Monitor) Pruned(rows int64, err error) {
 	if err != nil {
 		m.pruneFailures.Add(1)
 	}
+}
+
+// Refused implements relay.Observer.
+func (m *Monitor) Refused(r event.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused[known(m.refused, string(r))]++
 }
 
 // Sampled takes a sample of the slot, or the error for which there is none.

@@ -71,6 +71,9 @@ type Publisher struct {
 	doubt     event.Position // events up to there are published one by one; zero when there is no need
 	batchMost int            // messages of an atomic batch
 	warned    map[string]bool
+
+	secret  atomic.Pointer[[]byte] // the key of replays
+	keyless bool                   // it cannot be made
 }
 
 type condemned struct {

@@ -34,7 +34,8 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := newMapper(cfg, outboxes)
+	var pub *publisher.Publisher
+	mapper, err := newMapper(cfg, outboxes, outbox.ReplayOptions{Key: replayKey(cfg, &pub), Forged: forged(log)})
 	if err != nil {
 		return err
 	}
@@ -42,7 +43,6 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	var pub *publisher.Publisher
 	var watch *watchpost
 	var meter publisher.Meter
 	var observer relay.Observer
