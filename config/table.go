@@ -14,23 +14,11 @@ var presets = []string{PresetDefault, PresetDebezium, PresetSnake}
 const noTables = "none"
 
 func setTables(c *Config, v given) error {
-	tables := v.tables
-	for _, t := range v.texts {
-		parts, err := split(t, ";\n")
-		if err != nil {
-			return err
-		}
-		for _, p := range parts {
-			if p == "" {
-				continue
-			}
-			table, err := parseTable(p)
-			if err != nil {
-				return err
-			}
-			tables = append(tables, table)
-		}
+	parsed, err := parseEach(v.texts, ";\n", parseTable)
+	if err != nil {
+		return err
 	}
+	tables := append(v.tables, parsed...)
 	if len(tables) == 1 && tables[0].Name == noTables {
 		tables = nil
 	}
@@ -141,53 +129,50 @@ func parseHeaderColumn(s string) (HeaderColumn, error) {
 	return c, nil
 }
 
-func setHeaderColumns(c *Config, v given) error {
-	var all []HeaderColumn
-	for _, t := range v.texts {
-		parts, err := split(t, ",;\n")
-		if err != nil {
-			return err
-		}
-		for _, p := range parts {
-			if p == "" {
-				continue
-			}
-			column, err := parseHeaderColumn(p)
-			if err != nil {
-				return err
-			}
-			all = append(all, column)
-		}
-	}
-	c.HeaderColumns = all
-	return nil
+func setHeaderColumns(c *Config, v given) (err error) {
+	c.HeaderColumns, err = parseEach(v.texts, ",;\n", parseHeaderColumn)
+	return err
 }
 
-func setTypeSubjects(c *Config, v given) error {
-	var all []TypeSubject
-	for _, t := range v.texts {
-		parts, err := split(t, ";\n")
+func setTypeSubjects(c *Config, v given) (err error) {
+	c.TypeSubjects, err = parseEach(v.texts, ";\n", parseTypeSubject)
+	return err
+}
+
+// parseEach parses every value of a list that may be given at once, parted by
+// one of seps, and more than once.
+func parseEach[T any](texts []string, seps string, parse func(string) (T, error)) ([]T, error) {
+	var all []T
+	for _, t := range texts {
+		parts, err := split(t, seps)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, p := range parts {
 			if p == "" {
 				continue
 			}
-			types, subject, ok := strings.Cut(p, "=")
-			aggregate, event, both := strings.Cut(strings.TrimSpace(types), "/")
-			if !both {
-				aggregate, event = "*", aggregate
+			v, err := parse(p)
+			if err != nil {
+				return nil, err
 			}
-			subject = strings.TrimSpace(subject)
-			if !ok || aggregate == "" || event == "" || aggregate+event == "**" || !subjectText.MatchString(subject) {
-				return &mistake{"is no type with its subject", "write EVENT_TYPE=TEMPLATE, AGGREGATE_TYPE/EVENT_TYPE=TEMPLATE or AGGREGATE_TYPE/*=TEMPLATE"}
-			}
-			all = append(all, TypeSubject{unlessAny(aggregate), unlessAny(event), subject})
+			all = append(all, v)
 		}
 	}
-	c.TypeSubjects = all
-	return nil
+	return all, nil
+}
+
+func parseTypeSubject(text string) (TypeSubject, error) {
+	types, subject, ok := strings.Cut(text, "=")
+	aggregate, event, both := strings.Cut(strings.TrimSpace(types), "/")
+	if !both {
+		aggregate, event = "*", aggregate
+	}
+	subject = strings.TrimSpace(subject)
+	if !ok || aggregate == "" || event == "" || aggregate+event == "**" || !subjectText.MatchString(subject) {
+		return TypeSubject{}, &mistake{"is no type with its subject", "write EVENT_TYPE=TEMPLATE, AGGREGATE_TYPE/EVENT_TYPE=TEMPLATE or AGGREGATE_TYPE/*=TEMPLATE"}
+	}
+	return TypeSubject{unlessAny(aggregate), unlessAny(event), subject}, nil
 }
 
 // unlessAny is the type that a word names, empty for the asterisk.

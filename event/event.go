@@ -84,9 +84,20 @@ type Origin struct {
 	Backfill bool
 	Recovery bool // and that only rows are looked for that the log was to bring
 
+	// Now is a moment at which the slot was there, nil when nobody looked.
+	Now *Mark
+
 	// Diverged says that an earlier session found that this log is not the one
 	// from which the stream was written, and that an operator accepts it.
 	Diverged bool
+}
+
+// Mark is a moment in the life of a database. As the beginning of what a slot
+// has sent without a gap it means: rows of transactions that began to write
+// later were sent. The zero Mark is before everything.
+type Mark struct {
+	XID  uint64    `json:"xid"`  // of 64 bits; no transaction had it yet
+	Time time.Time `json:"time"` // by the server's clock
 }
 
 // Switch is the place where a timeline ended and the next one began.

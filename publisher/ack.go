@@ -33,6 +33,7 @@ const (
 	codeMirrorPublish     = 10055
 	codeMessageTTLInvalid = 10165
 	codeSubjectOverlap    = 10065
+	codeBatchTooLarge     = 10199
 )
 
 // apiError is the error object of a JetStream reply.
@@ -56,7 +57,8 @@ type pubAck struct {
 // ackSequence reads the usual ack without a JSON decoder. The server writes it
 // in one form (mset.pubAck in its stream.go): {"stream":"S","seq":1}, with
 // "domain":"D" in between where JetStream has one, and with a space after the
-// comma in older versions. Whatever differs is left to the decoder.
+// comma in older versions. That of a batch goes on with ,"batch":"id","count":1}.
+// Whatever differs is left to the decoder.
 func ackSequence(p []byte) (seq uint64, ok bool) {
 	rest, ok := cutString(p, `{"stream":"`)
 	if !ok {
@@ -70,6 +72,12 @@ func ackSequence(p []byte) (seq uint64, ok bool) {
 		return 0, false
 	}
 	digits := rest[len(key) : len(rest)-1]
+	if i := bytes.IndexByte(digits, ','); i > 0 {
+		if !batchOf(digits[i+1:]) {
+			return 0, false
+		}
+		digits = digits[:i]
+	}
 	if len(digits) > 19 || digits[0] == '0' {
 		return 0, false
 	}
@@ -81,6 +89,20 @@ func ackSequence(p []byte) (seq uint64, ok bool) {
 	}
 	return seq, true
 }
+
+// batchOf reports whether p is what an ack says of a batch.
+func batchOf(p []byte) bool {
+	count, ok := cutString(p, `"batch":"`)
+	if ok {
+		count, ok = bytes.CutPrefix(count, countKey)
+	}
+	for _, c := range count {
+		ok = ok && c >= '0' && c <= '9'
+	}
+	return ok && len(count) > 0
+}
+
+var countKey = []byte(`"count":`)
 
 // cutString cuts prefix, a string without escapes, its closing quote and the
 // comma off the front of p.
@@ -106,11 +128,11 @@ func cutString(p []byte, prefix string) (rest []byte, ok bool) {
 var space = []byte{' '}
 
 // usualAck is the next ack as it comes when all goes well: like the one before
-// it, with both numbers one higher. Comparing the bytes costs a tenth of
+// it, with its numbers one higher. Comparing the bytes costs a tenth of
 // reading them; whatever differs is read.
 type usualAck struct {
 	text   []byte // nil until an ack was read
-	ends   [2]int // of the sequence in the subject and in the payload
+	ends   []int  // of the sequence, in the subject unless that is the same for all, and in the payload
 	digits int
 }
 
@@ -122,16 +144,18 @@ func (u *usualAck) learn(seq uint64, subject, header, payload []byte) {
 	}
 	var number [20]byte
 	digits := strconv.AppendUint(number[:0], seq, 10)
-	if !bytes.HasSuffix(subject, digits) {
+	u.digits, u.ends = len(digits), u.ends[:0]
+	u.text = append(append(u.text, "MSG "...), subject...)
+	if bytes.HasSuffix(subject, digits) {
+		u.ends = append(u.ends, len(u.text))
+	} else if !bytes.HasSuffix(subject, []byte("."+replyInTurn)) {
+		u.text = u.text[:0]
 		return
 	}
-	u.digits = len(digits)
-	u.text = append(append(u.text, "MSG "...), subject...)
-	u.ends[0] = len(u.text)
 	u.text = append(append(u.text, ' '), ackSubscription...)
 	u.text = strconv.AppendInt(append(u.text, ' '), int64(len(payload)), 10)
 	u.text = append(append(u.text, "\r\n"...), payload...)
-	u.ends[1] = len(u.text) - len("}")
+	u.ends = append(u.ends, len(u.text)-len("}"))
 	u.text = append(u.text, "\r\n"...)
 	u.advance()
 }
@@ -180,6 +204,7 @@ var (
 type surprise struct {
 	seq       uint64
 	duplicate uint64 // the sequence a duplicate ack named; 0 if it is none
+	stream    string // and its stream, if it is known
 	alone     bool   // nothing else was in flight
 	err       error
 }
@@ -215,7 +240,7 @@ func parseReply(seq uint64, header, payload []byte) *surprise {
 		return nil
 	case a.Duplicate:
 		return &surprise{
-			seq: seq, duplicate: a.Sequence,
+			seq: seq, duplicate: a.Sequence, stream: a.Stream,
 			err: fmt.Errorf("taken for a duplicate of stream sequence %d", a.Sequence),
 		}
 	}
@@ -233,7 +258,7 @@ func poisonOf(err error) *event.Poison {
 		case codeHeaderTooLarge:
 			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
 		case codeWrongStream:
-			return &event.Poison{Reason: event.ReasonSubject, Detail: "the subject belongs to another stream"}
+			return otherStream
 		case codeMessageTTLInvalid:
 			return &event.Poison{Reason: event.ReasonHeaders, Detail: api.Description}
 		}
@@ -244,6 +269,8 @@ func poisonOf(err error) *event.Poison {
 	}
 	return nil
 }
+
+var otherStream = &event.Poison{Reason: event.ReasonSubject, Detail: "the subject belongs to another stream"}
 
 const hintFull = "the stream, the account or the server is full: raise its limits or let consumers work it off"
 

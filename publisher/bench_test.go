@@ -2,7 +2,6 @@ package publisher
 
 import (
 	"bufio"
-	"fmt"
 	"strings"
 	"testing"
 )
@@ -11,16 +10,11 @@ import (
 // operation is one ack.
 func BenchmarkRead(b *testing.B) {
 	const acks = 10_000
-	var in strings.Builder
-	for i := range acks {
-		ack := fmt.Sprintf(`{"stream":"orders","seq":%d}`, i+1)
-		fmt.Fprintf(&in, "MSG _INBOX.0123456789012345678901.%d 1 %d\r\n%s\r\n", i+1, len(ack), ack)
-	}
 	s := deaf(acks)
 	s.replyPrefix = len("_INBOX.0123456789012345678901.")
 	s.sent.Store(acks)
 	b.ReportAllocs()
-	text := in.String()
+	text := ackText(acks, true)
 	r := bufio.NewReaderSize(nil, readBufferSize)
 	for left := b.N; left > 0; left -= acks {
 		s.acked.Store(0)

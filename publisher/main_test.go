@@ -15,14 +15,7 @@ import (
 	"github.com/walrelay/walrelay/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := harness.Shutdown(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 // launch starts a server whose clients need connect to be let in.
 func launch(t *testing.T, o harness.NATSOptions, connect ...nats.Option) *harness.NATS {

@@ -82,6 +82,12 @@ type Session struct {
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
 	subject  []byte         // of the last one that did: the next is often the same
 
+	mode      Mode
+	batch     batch  // of ModeAtomic
+	silent    int    // of ModeSparse: where in out the last frame's reply subject would be; 0 when it has one
+	silentSeq uint64 // and the sequence that it would end in
+	pace      pace   // of the goroutine that reads acks, too
+
 	// Of the goroutine that reads acks, and shared with it.
 	replyPrefix int
 	sent        atomic.Uint64 // events handed to the connection
@@ -126,7 +132,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	for _, n := range d.notes {
 		s.o.Log.Warn(n.text, append([]any{"stream", s.o.Stream}, n.args...)...)
 	}
-	if err := s.resolveTwin(ctx); err != nil {
+	if err := s.resolveTwin(ctx, f.lastSeq); err != nil {
 		return event.Resume{}, err
 	}
 	if err := s.loadHeld(ctx); err != nil {
@@ -159,6 +165,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	s.again = s.p.again
 	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
 	s.window = make([]inFlight, s.o.Window+1)
+	s.pace.init(uint64(s.o.Window), s.mode)
 	if s.o.Meter != nil {
 		s.flight = newFlight(s.o.Meter, len(s.window))
 		s.p.session.Store(s)
@@ -347,10 +354,15 @@ func (s *Session) messageOf(m *storedMessage) lastMessage {
 }
 
 // resolveTwin looks at the message that the server took for the original of
-// an event. If it is another event, two rows share an id.
-func (s *Session) resolveTwin(ctx context.Context) error {
+// an event. If it is another event, two rows share an id. lastSeq is that of the
+// stream: when it is not the event's predecessor, the reply was for another event.
+func (s *Session) resolveTwin(ctx context.Context, lastSeq uint64) error {
 	t := s.p.twin
 	if t == nil {
+		return nil
+	}
+	if t.expected != 0 && (t.expected != lastSeq+1 || s.config.Replicas > 1) {
+		s.p.twin = nil
 		return nil
 	}
 	m, err := s.fetch(ctx, s.o.Stream, bySequence{t.sequence})
@@ -388,8 +400,15 @@ func (s *Session) Append(ev *event.Event) error {
 	case p != nil:
 		return p
 	}
+	if s.mode == ModeAtomic {
+		if !s.precise(ev.Position) && s.unfit(ev, len(header)+batchOverhead) == nil {
+			return s.appendBatched(ev, header, seq)
+		}
+		s.emit(true)
+	}
 	s.append(ev, header, seq)
 	if len(ev.Payload) >= directPayload {
+		s.finish()
 		s.sending()
 		err := s.w.write(s.out, ev.Payload, crlf)
 		s.out = s.out[:0]
@@ -404,9 +423,19 @@ func (s *Session) Append(ev *event.Event) error {
 }
 
 func (s *Session) append(ev *event.Event, header []byte, seq uint64) {
-	s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
+	if s.mode == ModeSparse && seq%sparseEvery != 0 && !s.precise(ev.Position) {
+		s.appendSilent(ev.Subject, header, seq, len(ev.Payload))
+	} else {
+		s.silent = 0
+		s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
+	}
+	s.account(ev, len(header))
+}
+
+// account counts ev as the last event appended.
+func (s *Session) account(ev *event.Event, header int) {
 	s.appended++
-	s.bytes += uint64(len(header) + len(ev.Payload))
+	s.bytes += uint64(header + len(ev.Payload))
 	commit := int64(0)
 	if !ev.CommitTime.IsZero() {
 		commit = ev.CommitTime.UnixNano()
@@ -450,9 +479,25 @@ func (s *Session) binds(subject []byte) bool {
 
 // Flush implements relay.Sink.
 func (s *Session) Flush() error {
+	s.finish()
 	if len(s.out) == 0 {
 		return s.check(nil)
 	}
+	return s.write()
+}
+
+// finish makes what is in the out-buffer ask for its ack.
+func (s *Session) finish() {
+	switch s.mode {
+	case ModeSparse:
+		s.ask()
+	case ModeAtomic:
+		s.emit(true)
+	}
+}
+
+// write writes the out-buffer as it is.
+func (s *Session) write() error {
 	s.sending()
 	err := s.w.write(s.out)
 	if cap(s.out) > 4*outBuffer {
@@ -477,7 +522,7 @@ func (s *Session) check(err error) error {
 
 // Full implements relay.Sink.
 func (s *Session) Full() bool {
-	return s.appended-s.acked.Load() >= uint64(s.o.Window) || s.bytesInFlight() >= uint64(s.o.WindowBytes)
+	return s.appended-s.acked.Load() >= s.room() || s.bytesInFlight() >= uint64(s.o.WindowBytes)
 }
 
 func (s *Session) bytesInFlight() uint64 {
@@ -506,7 +551,12 @@ func (s *Session) WaitRoom(ctx context.Context) error {
 	if err := s.Flush(); err != nil {
 		return err
 	}
-	keep := uint64(s.o.Window) - uint64(s.o.Window)/4
+	room := s.room()
+	keep := room - room/4
+	if s.pace.emptying() {
+		defer s.pace.emptied()
+		keep = 0
+	}
 	n := s.acked.Load() + 1
 	if s.appended > keep {
 		n = max(n, s.appended-keep)
@@ -553,6 +603,8 @@ func (s *Session) read() {
 	var acked uint64 // published to s.acked when the read buffer is used up
 	var usual usualAck
 	first := s.lastSeq + 1
+	// In a chain every message is acked. Elsewhere an ack is for all before it, too.
+	chained := s.mode == ModeChain
 	reply := func(subject, header, payload []byte) error {
 		if len(subject) <= s.replyPrefix {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
@@ -561,6 +613,9 @@ func (s *Session) read() {
 		if !ok {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
 		}
+		if seq == 0 {
+			seq = first + acked // see replyInTurn
+		}
 		var sup *surprise
 		switch {
 		case !s.o.Shared:
@@ -568,20 +623,25 @@ func (s *Session) read() {
 		case seq == first+acked:
 			sup = s.sharedReply(seq, header, payload)
 		}
-		if sup == nil && seq != first+acked {
+		if sup == nil && (seq < first+acked || seq > first+acked && chained) {
 			sup = &surprise{seq: seq, err: fmt.Errorf("acked out of turn, expected sequence %d", first+acked)}
 		}
 		if sup != nil {
 			sup.alone = seq == first+acked && s.sent.Load() == acked+1
 			return sup
 		}
-		acked++
-		if !s.o.Shared { // where sequences do not go up by one
+		acked = seq + 1 - first
+		if chained { // elsewhere sequences do not go up by one
 			usual.learn(seq, subject, header, payload)
 		}
 		return nil
 	}
-	s.w.gather.pending = func() uint64 { return s.sent.Load() - acked }
+	s.w.gather.pending = func() uint64 {
+		if !chained {
+			return 0
+		}
+		return s.sent.Load() - acked
+	}
 	s.w.usual = func(r *bufio.Reader) bool {
 		if !usual.take(r) {
 			return false
@@ -593,6 +653,7 @@ func (s *Session) read() {
 		if acked == s.acked.Load() {
 			return
 		}
+		s.pace.end(acked)
 		s.settle(acked)
 		if at := s.wakeAt.Load(); at != 0 && acked >= at && s.wakeAt.CompareAndSwap(at, 0) {
 			select {
@@ -698,12 +759,20 @@ func (s *Session) bequeath() {
 	if !errors.As(s.err, &sup) || sup.seq <= s.lastSeq || sup.seq > s.lastSeq+s.appended {
 		return
 	}
+	s.suspectAll(sup)
 	pos := s.window[(sup.seq-s.lastSeq)%uint64(len(s.window))].position
-	if sup.duplicate != 0 {
-		s.p.twin = &twin{pos, sup.duplicate}
+	why := poisonOf(sup.err)
+	switch {
+	case sup.duplicate == 0:
+	case sup.stream != "" && sup.stream != s.o.Stream:
+		why = otherStream
+	default:
+		s.p.twin = &twin{position: pos, sequence: sup.duplicate}
+		if s.frames.inTurn {
+			s.p.twin.expected = sup.seq
+		}
 		return
 	}
-	why := poisonOf(sup.err)
 	if why == nil {
 		return
 	}

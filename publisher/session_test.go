@@ -650,6 +650,55 @@ func TestDuplicateIDIsPoison(t *testing.T) {
 	}
 }
 
+// A cluster may answer for an event before those before it. Which one is meant is
+// then not taken from the turn of the reply.
+func TestDuplicateAnsweredOutOfTurnCondemnsNobody(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	o := optionsFor(n, "early")
+	p := newPublisher(t, o)
+	events := numberedLog(o.Stream, 10)
+	r := begin(t, p)
+	if err := r.publish(t.Context(), events[:5]); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	// As if the reply for a later event had been taken for one of the fifth.
+	p.twin = &twin{position: events[4].Position, sequence: 2, expected: 5}
+	r = begin(t, p)
+	if p.condemned != nil || p.twin != nil {
+		t.Errorf("condemned %+v, twin %+v", p.condemned, p.twin)
+	}
+	if err := r.publish(t.Context(), events); err != nil {
+		t.Fatal(err)
+	}
+	same(t, stored(t, n, o.Stream), events)
+}
+
+func TestDuplicateInAnotherStreamIsNoTwin(t *testing.T) {
+	s := deaf(16)
+	for i := range 2 {
+		ev := numbered("outbox", i+1)
+		ev.Subject = []byte("outbox.order.created")
+		if err := s.Append(ev); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.err = parseReply(1, nil, []byte(`{"stream":"other","seq":3,"duplicate":true}`))
+	s.bequeath()
+	if s.p.twin != nil || !s.p.suspect {
+		t.Errorf("twin %+v, suspect %t", s.p.twin, s.p.suspect)
+	}
+	var sup *surprise
+	if !errors.As(s.err, &sup) {
+		t.Fatal(s.err)
+	}
+	sup.alone = true
+	s.bequeath()
+	if c := s.p.condemned; c == nil || c.position != positionOfEvent(1) || c.why.Reason != event.ReasonSubject {
+		t.Errorf("condemned %+v", c)
+	}
+}
+
 func TestPurgedStreamIsCountedOff(t *testing.T) {
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	o := optionsFor(n, "purged")
@@ -776,7 +825,7 @@ func TestCheckpointHistory(t *testing.T) {
 	var got []uint64
 	for _, e := range rs {
 		got = append(got, e.Sequence)
-		if !e.Created.Equal(r.created) || e.Owner != ownerOf(testOrigin()) || e.Window != 2048 || e.Timeline != 1 {
+		if !e.Created.Equal(r.created) || e.Owner != ownerOf(testOrigin()) || e.Window != 4096 || e.Timeline != 1 {
 			t.Errorf("got %+v", e)
 		}
 	}

@@ -115,6 +115,9 @@ func (s *Session) CompleteBackfill(ctx context.Context, c event.Checkpoint) erro
 	r := s.current
 	r.Sequence = s.base + c.Events
 	r.Backfill = backfillDone
+	if !r.Recovery { // which leaves out what it takes for published
+		r.Since = &event.Mark{}
+	}
 	if !c.Position.IsZero() {
 		r.Position, r.XID, r.CommitTime = c.Position, 0, time.Time{}
 	}

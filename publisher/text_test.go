@@ -33,8 +33,17 @@ func TestTextsThatChangeLittle(t *testing.T) {
 }
 
 func TestUsualAck(t *testing.T) {
+	t.Run("each with its subject", func(t *testing.T) {
+		testUsualAck(t, func(seq int) string { return fmt.Sprintf("_INBOX.a.%d", seq) })
+	})
+	t.Run("in turn", func(t *testing.T) {
+		testUsualAck(t, func(int) string { return "_INBOX.a." + replyInTurn })
+	})
+}
+
+func testUsualAck(t *testing.T, subject func(seq int) string) {
 	ack := func(seq int, payload string) string {
-		return fmt.Sprintf("MSG _INBOX.a.%d 1 %d\r\n%s\r\n", seq, len(payload), payload)
+		return fmt.Sprintf("MSG %s 1 %d\r\n%s\r\n", subject(seq), len(payload), payload)
 	}
 	form := func(seq int) string { return fmt.Sprintf(`{"stream":"S","domain":"D","seq":%d}`, seq) }
 	var u usualAck
@@ -44,7 +53,7 @@ func TestUsualAck(t *testing.T) {
 		r := bufio.NewReader(strings.NewReader(text + "PING\r\n"))
 		r.Peek(1)
 		if !u.take(r) {
-			u.learn(uint64(seq), fmt.Appendf(nil, "_INBOX.a.%d", seq), nil, []byte(form(seq)))
+			u.learn(uint64(seq), []byte(subject(seq)), nil, []byte(form(seq)))
 			learned++
 			continue
 		}
@@ -56,7 +65,7 @@ func TestUsualAck(t *testing.T) {
 		t.Errorf("read %d acks in full, want the first one of each length", learned)
 	}
 	for _, text := range []string{
-		"", "MSG", ack(1199, form(1199)), ack(1201, form(1201)), ack(1200, form(1201)), ack(1201, form(1200)),
+		"", "MSG", ack(1199, form(1199)), ack(1201, form(1201)), ack(1200, form(1201)),
 		ack(1200, `{"stream":"S","domain":"D","seq":1200,"duplicate":true}`), ack(1200, form(1200))[:40],
 	} {
 		r := bufio.NewReader(strings.NewReader(text))
@@ -65,7 +74,7 @@ func TestUsualAck(t *testing.T) {
 			t.Errorf("took %q", text)
 		}
 	}
-	u.learn(3, []byte("_INBOX.a.3"), []byte("NATS/1.0 503\r\n\r\n"), nil)
+	u.learn(3, []byte(subject(3)), []byte("NATS/1.0 503\r\n\r\n"), nil)
 	if len(u.text) != 0 {
 		t.Errorf("expects %q after a reply that is no ack", u.text)
 	}

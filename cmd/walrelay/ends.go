@@ -61,6 +61,7 @@ func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.
 		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas, Shared: cfg.Stream.Shared,
 		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
 		Bucket: cfg.Stream.CheckpointBucket,
+		Mode:   publisher.Mode(cfg.Stream.PublishMode), Sync: publisher.Sync(cfg.NATS.Sync),
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
 		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
 	}

@@ -144,8 +144,11 @@ func flagError(cmd *cobra.Command, err error) error {
 var errBadValue = errors.New("is not valid")
 
 func flagRemedy(f *pflag.Flag, see string) string {
-	if f.Value.Type() == "duration" {
+	switch f.Value.Type() {
+	case "duration":
 		return "write a number with its unit, such as 200ms, 5s or 1m30s"
+	case "age":
+		return "write a number with its unit, such as 7d, 36h or 1d12h"
 	}
 	return see
 }

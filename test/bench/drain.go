@@ -2,14 +2,16 @@ package main
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"time"
 )
 
 // drains measures the contenders over one backlog, in turns.
 type drains struct {
-	Backlog backlog `json:"backlog"`
-	Runs    []run   `json:"runs"`
+	Backlog backlog  `json:"backlog"`
+	Builds  []string `json:"builds,omitempty"` // other builds of the relay
+	Runs    []run    `json:"runs"`
 }
 
 // of are the runs of one contender, in order.
@@ -51,6 +53,11 @@ func (l *lab) race(ctx context.Context, b backlog, rounds int, contenders ...str
 	say("backlog of %s", b)
 	b, err := l.write(ctx, b)
 	d := drains{Backlog: b}
+	for _, c := range contenders {
+		if slices.Contains(l.against, c) {
+			d.Builds = append(d.Builds, c)
+		}
+	}
 	if err != nil {
 		return d, err
 	}
@@ -67,9 +74,13 @@ func (l *lab) race(ctx context.Context, b backlog, rounds int, contenders ...str
 				return d, err
 			}
 			d.Runs = append(d.Runs, r)
-			say("  round %d  %-14s %8.0f events/s  %5.2f µs an event (NATS %.1f, Postgres %.1f)  first after %s  others %.2f cores", i+1, c, r.Rate(), r.PerEvent(),
+			say("  round %d  %-14.14s %8.0f events/s  %5.2f µs an event (NATS %.1f, Postgres %.1f)  first after %s  others %.2f cores", i+1, filepath.Base(c), r.Rate(), r.PerEvent(),
 				perEvent(r.NATS, r.Events), perEvent(r.Postgres, r.Events), r.First.Round(time.Millisecond), r.Others)
 		}
+	}
+	for _, c := range contenders {
+		say("  median   %-14.14s %8.0f events/s  %5.2f µs an event (NATS %.1f, Postgres %.1f)", filepath.Base(c), d.median(c, run.Rate), d.median(c, run.PerEvent),
+			d.median(c, run.natsPerEvent), d.median(c, run.postgresPerEvent))
 	}
 	return d, nil
 }
@@ -79,14 +90,17 @@ func perEvent(d time.Duration, events int) float64 {
 }
 
 // drainAll is the drain of the issue: three sizes of transaction.
-func (l *lab) drainAll(ctx context.Context, events, rounds int) ([]drains, error) {
+func (l *lab) drainAll(ctx context.Context, p plan) ([]drains, error) {
 	var all []drains
-	for _, rows := range []int{10, 1, 1000} {
-		contenders := []string{theRelay, recvlogical}
-		if rows == 10 {
-			contenders = append(contenders, publishOnly, polling)
+	for i, rows := range p.rows {
+		contenders := slices.Concat([]string{theRelay}, p.against)
+		for _, c := range p.drains {
+			// They do not depend on transactions.
+			if i == 0 || c == recvlogical {
+				contenders = append(contenders, c)
+			}
 		}
-		d, err := l.race(ctx, backlog{Events: events, Rows: rows, Size: 256}, rounds, contenders...)
+		d, err := l.race(ctx, backlog{Events: p.events, Rows: rows, Size: 256}, p.rounds, contenders...)
 		if err != nil {
 			return all, err
 		}

@@ -38,14 +38,15 @@ type lab struct {
 	nc   *nats.Conn
 	js   jetstream.JetStream
 
-	slots int
+	slots   int
+	against []string // other builds of the relay
 
 	patience time.Duration // for a quiet machine before a run
 	repeats  int           // of a run that other processes have disturbed
 }
 
 func openLab(ctx context.Context, p plan) (*lab, error) {
-	l := &lab{patience: p.patience, repeats: p.repeats}
+	l := &lab{patience: p.patience, repeats: p.repeats, against: p.against}
 	var err error
 	if l.relay, err = harness.BuildRelay(ctx); err != nil {
 		return nil, err

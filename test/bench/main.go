@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -15,11 +16,14 @@ import (
 )
 
 // experiments in the order in which they run.
-var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile"}
+var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile", "shards", "sync"}
 
 type plan struct {
 	bin, out string
 	only     []string
+	against  []string // other builds of the relay, compared in the drains
+	rows     []int
+	drains   []string // contenders
 	rounds   int
 	events   int
 	round    time.Duration
@@ -32,10 +36,13 @@ type plan struct {
 func main() {
 	var p plan
 	var contender peer
-	var only string
+	var only, against, rows, contenders string
 	flag.StringVar(&p.bin, "walrelay", "", "the program to measure; built when not given")
 	flag.StringVar(&p.out, "out", "bin/bench", "folder for results.json, table.txt and the plots")
 	flag.StringVar(&only, "only", strings.Join(experiments[:5], ","), "experiments to run, of "+strings.Join(experiments, ","))
+	flag.StringVar(&rows, "rows", "10,1,1000", "sizes of transaction to drain, in rows")
+	flag.StringVar(&contenders, "contenders", strings.Join(peers, ","), "of the drains, beside the relay")
+	flag.StringVar(&against, "against", "", "other builds of the relay that take part in the drains")
 	flag.IntVar(&p.rounds, "n", 5, "rounds, of which medians are taken")
 	flag.IntVar(&p.events, "events", 200_000, "events in a backlog")
 	flag.DurationVar(&p.round, "round", 10*time.Second, "length of a round at a steady rate")
@@ -50,7 +57,7 @@ func main() {
 	flag.IntVar(&contender.size, "size", 256, "of a contender's payloads")
 	flag.Parse()
 	contender.events = p.events
-	p.only = strings.Split(only, ",")
+	p.only, p.against, p.drains = list(only), list(against), list(contenders)
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -61,7 +68,7 @@ func main() {
 		}
 		return
 	}
-	err := p.check()
+	err := p.check(rows)
 	if err == nil {
 		err = p.run(ctx)
 	}
@@ -74,11 +81,33 @@ func main() {
 	}
 }
 
-func (p plan) check() error {
+// list is what a flag with commas holds.
+func list(s string) []string {
+	return slices.DeleteFunc(strings.Split(s, ","), func(s string) bool { return s == "" })
+}
+
+func (p *plan) check(rows string) error {
 	for _, name := range p.only {
 		if !slices.Contains(experiments, name) {
 			return fmt.Errorf("unknown experiment %q: known are %s", name, strings.Join(experiments, ", "))
 		}
+	}
+	for _, c := range p.drains {
+		if !slices.Contains(peers, c) {
+			return fmt.Errorf("unknown contender %q: known are %s", c, strings.Join(peers, ", "))
+		}
+	}
+	for _, bin := range p.against {
+		if _, err := os.Stat(bin); err != nil {
+			return fmt.Errorf("relay to compare with: %w", err)
+		}
+	}
+	for _, n := range list(rows) {
+		size, err := strconv.Atoi(n)
+		if err != nil || size < 1 {
+			return fmt.Errorf("%q is no number of rows: want a list such as 10,1,1000", n)
+		}
+		p.rows = append(p.rows, size)
 	}
 	if p.rounds < 1 || p.events < 1000 {
 		return fmt.Errorf("want at least 1 round and 1000 events, not %d and %d", p.rounds, p.events)
@@ -102,7 +131,7 @@ func (p plan) run(ctx context.Context) error {
 		}
 		switch name {
 		case "drain":
-			r.Drains, err = l.drainAll(ctx, p.events, p.rounds)
+			r.Drains, err = l.drainAll(ctx, p)
 		case "start":
 			r.Start, err = l.starts(ctx, p.rounds)
 		case "latency":
@@ -111,8 +140,12 @@ func (p plan) run(ctx context.Context) error {
 			r.Memory, err = l.states(ctx, p.events, p.idle, p.down)
 		case "growth":
 			r.Growth, err = l.grow(ctx, p.events, min(p.rounds, 3))
+		case "sync":
+			r.Sync, err = l.syncs(ctx, p.events/10, p.rounds)
 		case "profile":
 			r.Stages, err = l.profile(ctx, p.events, p.out)
+		case "shards":
+			r.Shards, err = l.shards(ctx, p.events, p.rounds)
 		}
 		if err != nil {
 			return err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,16 +17,18 @@ import (
 
 // results is all that was measured, as it goes into results.json.
 type results struct {
-	Machine  machine  `json:"machine"`
-	Began    string   `json:"began"`
-	Rounds   int      `json:"rounds"`
-	Drains   []drains `json:"drains,omitempty"`
-	Start    drains   `json:"start,omitzero"`
-	Steady   []paced  `json:"steady,omitempty"`
-	Memory   []state  `json:"memory,omitempty"`
-	Growth   []growth `json:"growth,omitempty"`
-	Stages   []stage  `json:"stages,omitempty"`
-	Measures []row    `json:"measures"`
+	Machine  machine   `json:"machine"`
+	Began    string    `json:"began"`
+	Rounds   int       `json:"rounds"`
+	Drains   []drains  `json:"drains,omitempty"`
+	Start    drains    `json:"start,omitzero"`
+	Steady   []paced   `json:"steady,omitempty"`
+	Memory   []state   `json:"memory,omitempty"`
+	Growth   []growth  `json:"growth,omitempty"`
+	Stages   []stage   `json:"stages,omitempty"`
+	Shards   *sharding `json:"shards,omitempty"`
+	Sync     drains    `json:"sync,omitzero"`
+	Measures []row     `json:"measures"`
 }
 
 type machine struct {
@@ -93,6 +96,12 @@ func (r *results) measures() {
 	for _, g := range r.Growth {
 		r.growthRow(g)
 	}
+	if len(r.Sync.Runs) > 0 {
+		r.syncRow()
+	}
+	if r.Shards != nil {
+		r.Measures = append(r.Measures, r.Shards.rows()...)
+	}
 }
 
 func (r *results) add(m row) { r.Measures = append(r.Measures, m) }
@@ -113,10 +122,12 @@ func (r *results) drainRows(d drains) {
 	against("to pg_recvlogical", recvlogical, limits[0], limits[1])
 	against("to JetStream publish alone", publishOnly, 0.95, 1.05)
 	against("to a polling relay", polling, 2.7, 3.3)
+	for _, bin := range d.Builds {
+		against("to "+filepath.Base(bin), bin, 0, 0)
+	}
 	r.add(row{
 		Measure: name + "processor time an event", Value: d.median(theRelay, run.PerEvent), Unit: "µs", Target: 1.2, Stretch: 0.7, AtMost: true,
-		Got: fmt.Sprintf("NATS %.1f, Postgres %.1f", d.median(theRelay, func(r run) float64 { return perEvent(r.NATS, r.Events) }),
-			d.median(theRelay, func(r run) float64 { return perEvent(r.Postgres, r.Events) })),
+		Got: fmt.Sprintf("NATS %.1f, Postgres %.1f", d.median(theRelay, run.natsPerEvent), d.median(theRelay, run.postgresPerEvent)),
 	})
 }
 
@@ -226,6 +237,11 @@ func (r *results) plot(dir string) error {
 		}
 		legend := []string{"walrelay", "pg_recvlogical to /dev/null", "JetStream publish alone", "polling relay"}
 		if err := plotBars(under(dir, "drain.svg"), "Drain of a backlog, medians", "events a second", labels, legend, values); err != nil {
+			return err
+		}
+	}
+	if r.Shards != nil {
+		if err := r.Shards.plot(dir); err != nil {
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,9 @@ const (
 	polling     = "poll"
 	listener    = "listen"
 )
+
+// peers of the relay in a drain.
+var peers = []string{recvlogical, publishOnly, polling}
 
 // runLimit bounds one run of a contender.
 const runLimit = 10 * time.Minute
@@ -51,6 +55,9 @@ func (r run) Steady() float64 { return float64(r.Events-1) / (r.Took - r.First).
 func (r run) PerEvent() float64 {
 	return float64((r.CPU - r.StartCPU).Nanoseconds()) / 1000 / float64(r.Events)
 }
+
+func (r run) natsPerEvent() float64     { return perEvent(r.NATS, r.Events) }
+func (r run) postgresPerEvent() float64 { return perEvent(r.Postgres, r.Events) }
 
 // drain runs a contender over the backlog once.
 func (l *lab) drain(ctx context.Context, contender string, b backlog) (run, error) {
@@ -126,20 +133,26 @@ func (l *lab) store(ctx context.Context, b backlog, r *run) error {
 	return l.finish(ctx, p, slot)
 }
 
+// isRelay reports whether a contender is a build of the relay.
+func (l *lab) isRelay(name string) bool { return name == theRelay || slices.Contains(l.against, name) }
+
 // contender makes the process, and the slot that it reads.
 func (l *lab) contender(ctx context.Context, name string, b backlog) (p *harness.Relay, slot string, err error) {
-	switch name {
-	case theRelay, listener:
+	switch {
+	case l.isRelay(name), name == listener:
 		if slot, err = l.slot(ctx); err != nil {
 			return nil, "", err
 		}
-	case polling:
+	case name == polling:
 		if err := l.fillPoll(ctx, b); err != nil {
 			return nil, "", err
 		}
 	}
-	if name == theRelay {
+	switch {
+	case name == theRelay:
 		return &harness.Relay{Bin: l.relay, Args: l.relayArgs(slot)}, slot, nil
+	case l.isRelay(name):
+		return &harness.Relay{Bin: name, Args: l.relayArgs(slot)}, slot, nil
 	}
 	dsn := l.pg.DSN("postgres")
 	if name == polling {

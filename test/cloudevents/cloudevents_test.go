@@ -20,14 +20,7 @@ import (
 	"github.com/walrelay/walrelay/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := harness.Shutdown(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
 func walrelay(t *testing.T, args ...string) {
 	t.Helper()

@@ -146,6 +146,17 @@ func tellReaper(line string) {
 // It blocks until that is done.
 func Shutdown() error { return closeSandbox("") }
 
+// Main runs a package's tests, ends what they left behind, and returns the exit
+// code for TestMain.
+func Main(m interface{ Run() int }) int {
+	code := m.Run()
+	if err := Shutdown(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	return code
+}
+
 // Leave keeps the running servers and the folders beyond the end of this
 // process. The caller tells the user how to end them.
 func Leave() error { return closeSandbox("keep\n") }
