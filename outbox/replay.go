@@ -98,7 +98,12 @@ func (k ReplayKey) sum(content []byte) []byte {
 	return h.Sum(nil)
 }
 
-// Sign makes the content of the message: the signature in hex, a line break, JSON.
+// address is what follows the signature: relays of other streams, to whose slots
+// the message comes, too, know by it that it is not theirs.
+func (k ReplayKey) address() string { return " " + k.Slot + " " + k.Stream + "\n" }
+
+// Sign makes the content of the message: the signature in hex, slot and stream, a
+// line break, JSON.
 func (r *Replay) Sign(k ReplayKey) ([]byte, error) {
 	r.Version = replayVersion
 	if err := r.check(); err != nil {
@@ -108,24 +113,33 @@ func (r *Replay) Sign(k ReplayKey) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := hex.AppendEncode(make([]byte, 0, 2*sha256.Size+1+len(text)), k.sum(text))
-	b = append(b, '\n')
+	b := hex.AppendEncode(make([]byte, 0, signatureSize+len(k.address())+len(text)), k.sum(text))
+	b = append(b, k.address()...)
 	return append(b, text...), nil
 }
 
-// open returns the JSON of a message that is signed with the key.
-func (k ReplayKey) open(content []byte) ([]byte, bool) {
-	const size = 2 * sha256.Size
-	if len(content) <= size || content[size] != '\n' {
-		return nil, false
+// signatureSize is that of the signature in hex.
+const signatureSize = 2 * sha256.Size
+
+// open returns the JSON of a message that is signed with the key. mine is false
+// when the message is addressed to another relay.
+func (k ReplayKey) open(content []byte) (text []byte, mine, signed bool) {
+	if len(content) < signatureSize {
+		return nil, true, false
+	}
+	text, mine = bytes.CutPrefix(content[signatureSize:], []byte(k.address()))
+	if !mine {
+		return nil, !addressed.Match(content[signatureSize:]), false
 	}
 	var sum [sha256.Size]byte
-	if _, err := hex.Decode(sum[:], content[:size]); err != nil {
-		return nil, false
+	if _, err := hex.Decode(sum[:], content[:signatureSize]); err != nil {
+		return nil, true, false
 	}
-	text := content[size+1:]
-	return text, hmac.Equal(sum[:], k.sum(text))
+	return text, true, hmac.Equal(sum[:], k.sum(text))
 }
+
+// addressed is the begin of what any relay's message has behind its signature.
+var addressed = regexp.MustCompile(`^ [^\s]+ [^\s]+\n`)
 
 // runName is the form of a run's name, which becomes a header and part of an id.
 var runName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
@@ -210,9 +224,9 @@ func (m *Mapper) replay(rec *event.Record, ev *event.Event) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	text, ok := key.open(rec.Content)
+	text, mine, ok := key.open(rec.Content)
 	if !ok {
-		if p.Forged != nil {
+		if mine && p.Forged != nil {
 			p.Forged(rec.Position)
 		}
 		return false, nil

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -183,7 +184,7 @@ func TestBadReplayIsPoison(t *testing.T) {
 
 // sealed is a text with a good signature.
 func sealed(text []byte) []byte {
-	return append(append(hex.AppendEncode(nil, testKey.sum(text)), '\n'), text...)
+	return append(append(hex.AppendEncode(nil, testKey.sum(text)), testKey.address()...), text...)
 }
 
 func TestForgedReplayIsIgnored(t *testing.T) {
@@ -202,17 +203,26 @@ func TestForgedReplayIsIgnored(t *testing.T) {
 	changed := bytes.Replace(good, []byte(`"run":"r"`), []byte(`"run":"q"`), 1)
 	for name, content := range map[string][]byte{
 		"nothing":        nil,
-		"no signature":   good[65:],
+		"no signature":   good[64:],
+		"no address":     slices.Concat(good[:64], []byte("\n{}")),
+		"no hex":         slices.Concat([]byte(strings.Repeat("x", 64)), good[64:]),
 		"changed":        changed,
 		"cut off":        good[:len(good)-1],
 		"another secret": other(ReplayKey{Secret: []byte("x"), Slot: "orders", Stream: "ORDERS"}),
-		"another slot":   other(ReplayKey{Secret: testKey.Secret, Slot: "other", Stream: "ORDERS"}),
-		"another stream": other(ReplayKey{Secret: testKey.Secret, Slot: "orders", Stream: "OTHER"}),
+		"another sum":    slices.Concat(other(ReplayKey{Secret: testKey.Secret, Slot: "other", Stream: "ORDERS"})[:64], good[64:]),
 	} {
 		before := forged
 		var ev event.Event
 		if ok, err := m.Map(replayMessage(content), &ev); ok || err != nil || forged != before+1 {
 			t.Errorf("%s: %t, %v, %d forged", name, ok, err, forged-before)
+		}
+	}
+	// What is addressed to another relay is nobody's fault.
+	before := forged
+	for _, k := range []ReplayKey{{testKey.Secret, "other", "ORDERS"}, {testKey.Secret, "orders", "OTHER"}} {
+		var ev event.Event
+		if ok, err := m.Map(replayMessage(other(k)), &ev); ok || err != nil || forged != before {
+			t.Errorf("for %s and %s: %t, %v, %d forged", k.Slot, k.Stream, ok, err, forged-before)
 		}
 	}
 	outside := replayMessage(good)

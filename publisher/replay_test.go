@@ -2,7 +2,6 @@ package publisher
 
 import (
 	"bytes"
-	"fmt"
 	"testing"
 
 	"github.com/walrelay/walrelay/event"
@@ -56,11 +55,13 @@ func openReplays(t *testing.T, p *Publisher) *Replays {
 }
 
 func TestDeadLetterIsStoredAndRemoved(t *testing.T) {
-	for _, shared := range []bool{false, true} {
-		t.Run(fmt.Sprint("shared=", shared), func(t *testing.T) {
+	for _, mode := range []Mode{ModeChain, ModeSparse, ModeAtomic, ModeSingle} {
+		t.Run(string(mode), func(t *testing.T) {
 			n := harness.RunNATS(t, harness.NATSOptions{})
 			o := optionsFor(n, "again")
-			o.Shared = shared
+			if o.Mode = mode; mode == ModeSingle {
+				o.Mode, o.Shared = ModeAuto, true
+			}
 			p := newPublisher(t, o)
 			r := begin(t, p)
 			r.park(t, ofAggregate(o.Stream, 1, "a"))

@@ -357,18 +357,23 @@ func TestDeadLettersOfASharedStream(t *testing.T) {
 // Whenever the relay dies, a dead letter ends in the stream once or stays a dead letter.
 func TestRelayDiesWhileDeadLettersAreReplayed(t *testing.T) {
 	t.Parallel()
-	for _, queue := range []bool{false, true} {
-		t.Run(fmt.Sprint("consumed=", queue), func(t *testing.T) {
+	for _, c := range []struct {
+		mode  string
+		queue bool // what is consumed leaves the stream
+	}{{"chain", false}, {"chain", true}, {"sparse", true}, {"atomic", false}} {
+		queue := c.queue
+		t.Run(fmt.Sprint(c.mode, ", consumed=", queue), func(t *testing.T) {
 			t.Parallel()
-			const letters, rounds = 120, 12
+			const letters, rounds = 100, 8
 			seed := rand.Uint64()
 			rng := rand.New(rand.NewPCG(seed, 0))
-			r := newRig(t, rigOptions{args: append([]string{"--max-parked-in-row", "0", "--status-interval", "20ms"}, impatient...)})
-			r.createStream(func(c *jetstream.StreamConfig) {
-				c.Subjects = []string{"outbox.>", "walrelay.parked." + stream}
-				c.MaxMsgSize = 2000
+			r := newRig(t, rigOptions{args: append([]string{"--max-parked-in-row", "0", "--status-interval", "20ms", "--publish-mode", c.mode}, impatient...)})
+			r.createStream(func(config *jetstream.StreamConfig) {
+				config.Subjects = []string{"outbox.>", "walrelay.parked." + stream}
+				config.MaxMsgSize = 2000
+				config.AllowAtomicPublish = c.mode == "atomic"
 				if queue {
-					c.Retention = jetstream.WorkQueuePolicy
+					config.Retention = jetstream.WorkQueuePolicy
 				}
 			})
 			r.relay.MustStart(t)

@@ -50,7 +50,7 @@ func forged(log *slog.Logger) func(event.Position) {
 		}
 		last = time.Now()
 		log.Warn("ignoring logical messages that are replays by their prefix and have no valid signature", "messages", n, "position", at.String(),
-			"hint", "were they written for another stream's relay? Else see who may execute pg_logical_emit_message")
+			"hint", "was the key in the bucket of checkpoints removed? Else see who may execute pg_logical_emit_message")
 		n = 0
 	}
 }
