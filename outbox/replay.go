@@ -194,7 +194,6 @@ type replays struct {
 	ReplayOptions
 	current  event.Replay
 	relation *event.Relation // of the last row: most have the same
-	columns  []ReplayColumn
 	template *template // of the text below
 	text     string
 }

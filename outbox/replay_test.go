@@ -112,8 +112,13 @@ func TestReplayOptionsAreHonoured(t *testing.T) {
 	stored := &ReplayEvent{
 		ID: "7", Table: "public.gone", Subject: "outbox.order.paid", AggregateType: "order", AggregateID: "42", EventType: "paid", Body: []byte{0, 1},
 		Headers: []ReplayHeader{
-			{event.HeaderID, []byte("7")}, {event.HeaderAggregateType, []byte("order")}, {event.HeaderTime, []byte("2024-01-01T00:00:00Z")},
-			{"Nats-Rollup", []byte("all")}, {event.HeaderPos, []byte("1:0/1:0/1:0")}, {"x-own", []byte("1")}, {event.HeaderContentType, []byte("text/plain")},
+			{event.HeaderID, []byte("7")},
+			{event.HeaderAggregateType, []byte("order")},
+			{event.HeaderTime, []byte("2024-01-01T00:00:00Z")},
+			{"Nats-Rollup", []byte("all")},
+			{event.HeaderPos, []byte("1:0/1:0/1:0")},
+			{"x-own", []byte("1")},
+			{event.HeaderContentType, []byte("text/plain")},
 		},
 	}
 	got = mapOne(t, m, replayMessage(signed(t, Replay{Run: "r", Event: stored})))
