@@ -194,7 +194,7 @@ type replays struct {
 	ReplayOptions
 	current  event.Replay
 	relation *event.Relation // of the last row: most have the same
-	template *template // of the text below
+	template *template       // of the text below
 	text     string
 }
 
