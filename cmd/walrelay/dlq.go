@@ -431,6 +431,7 @@ published. Once it is stored the relay removes the dead letter. One that is refu
 The events come behind all that is in the stream: out of order, unless their aggregate was held
 with --on-poison park-aggregate. Then replay all of it; later events of it go on once the last is stored.
 
+--subject on the command line sends them to another subject than the relay's mapping does.
 Outbox-Id is the event's own. Nats-Msg-Id has the run's name behind it, so that the dedup
 window does not swallow it; --keep-id leaves it as it was.`,
 		Example: `  walrelay dlq replay 0198c2a4-5a1e-7d0b-9d35-0c6f7c1a2b3d

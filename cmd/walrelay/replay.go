@@ -170,7 +170,8 @@ Nats-Msg-Id with it behind the id, so that the dedup window does not swallow the
 have, and rows that the stream's dedup window still knows are then passed over.
 
 Replayed events come behind all that is in the stream: an aggregate's older events then
-follow its newer ones. Consumers have to expect that.
+follow its newer ones. Consumers have to expect that. --subject on the command line sends
+them to another subject than the relay's mapping does.
 
 A run that was stopped or killed goes on with --run and its name, and emits no row
 twice. --dry-run shows what would be done.`,
