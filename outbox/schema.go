@@ -19,10 +19,15 @@ type Schema struct {
 	Table       Table
 	Publication string
 	Role        string // the relay's role; "" grants nothing
+	Delete      bool   // it may delete rows, too, which pruning needs
 
 	// Partitioned makes the table one of partitions by time, the first of them
 	// that of now, and one for what fits none; "" makes a plain table.
 	Partitioned Span
+
+	// Shards makes that many publications, each with the rows of its share of the
+	// aggregates, in the place of one; 0 makes one for all rows. It needs Postgres 15.
+	Shards int
 }
 
 // Span is the time that a partition covers.
@@ -69,6 +74,9 @@ func (s Schema) Validate() error {
 	if s.Partitioned != "" && s.Table.column(roleCreatedAt) == "" {
 		errs = append(errs, errors.New("a partitioned table needs a column with the role created_at"))
 	}
+	if s.Shards != 0 {
+		errs = append(errs, s.checkShards()...)
+	}
 	if len(errs) == 0 {
 		return nil
 	}
@@ -95,7 +103,12 @@ func (s Schema) SQL() string {
 		b.WriteString(s.partitionsBlock())
 	}
 	b.WriteString("\n-- Inserts only, so that clean-up of the table costs no message.\n")
-	b.WriteString(s.publicationBlock())
+	if s.Shards > 0 {
+		b.WriteString("-- An aggregate's rows are all in one publication; each is for a slot, a stream and a relay of its own.\n")
+		b.WriteString(s.shardsBlock())
+	} else {
+		b.WriteString(s.publicationBlock())
+	}
 	if s.Role == "" {
 		return b.String()
 	}
@@ -107,8 +120,11 @@ func (s Schema) SQL() string {
 	b.WriteString("\n-- CONNECT, for the replication connection and the SQL connection that watches the slot.\n")
 	b.WriteString(doBlock(fmt.Sprintf("    EXECUTE format('GRANT CONNECT ON DATABASE %%I TO %%I', current_database(), %s);\n", quote(s.Role))))
 	b.WriteString("\n-- USAGE and SELECT, to read rows back: checks, backfill and replay. Streaming itself needs neither,\n" +
-		"-- since REPLICATION reads every row of the publication. Nothing lets the relay write.\n")
+		"-- since REPLICATION reads every row of the publication. " + s.mayWrite() + "\n")
 	b.WriteString(s.grantUsage() + ";\n" + s.grantSelect() + ";\n")
+	if s.Delete {
+		b.WriteString(s.grantDelete() + ";\n")
+	}
 	return b.String()
 }
 
@@ -216,6 +232,17 @@ func (s Schema) grantUsage() string {
 
 func (s Schema) grantSelect() string {
 	return fmt.Sprintf("GRANT SELECT ON TABLE %s TO %s", s.table(), ident(s.Role))
+}
+
+func (s Schema) grantDelete() string {
+	return fmt.Sprintf("GRANT DELETE ON TABLE %s TO %s", s.table(), ident(s.Role))
+}
+
+func (s Schema) mayWrite() string {
+	if s.Delete {
+		return "DELETE lets it prune."
+	}
+	return "Nothing lets the relay write."
 }
 
 func (s Schema) publicationBlock() string {

@@ -392,19 +392,24 @@ where n.nspname = $1 and c.relname = $2`, []any{t.Schema, t.Name, p.present}, &k
 	p.add(f)
 }
 
-// narrowed warns of a row filter or a column list.
+// narrowed finds row filters and column lists.
 func (p *preflight) narrowed(t Table) {
 	if major(p.conn) < 15 {
 		return
 	}
-	var filters, lists []string
+	var filters, quals, lists []string
 	if !p.ask(`
-select array_agg(p.pubname::text order by 1) filter (where r.prqual is not null), array_agg(p.pubname::text order by 1) filter (where r.prattrs is not null)
+select array_agg(p.pubname::text order by 1) filter (where r.prqual is not null), array_agg(pg_get_expr(r.prqual, r.prrelid) order by p.pubname) filter (where r.prqual is not null),
+	array_agg(p.pubname::text order by 1) filter (where r.prattrs is not null)
 from pg_publication p join pg_publication_rel r on r.prpubid = p.oid join pg_class c on c.oid = r.prrelid join pg_namespace n on n.oid = c.relnamespace
-where p.pubname = any($3) and n.nspname = $1 and c.relname = $2`, []any{t.Schema, t.Name, p.present}, &filters, &lists) {
+where p.pubname = any($3) and n.nspname = $1 and c.relname = $2`, []any{t.Schema, t.Name, p.present}, &filters, &quals, &lists) {
 		return
 	}
-	for _, pub := range filters {
+	for i, pub := range filters {
+		if s, ok := parseShard(quals[i]); ok {
+			p.sharded(t, pub, s)
+			continue
+		}
 		p.add(Finding{
 			Name: "filter", Level: WARN, Detail: fmt.Sprintf("publication %q has a row filter on %s: events that it leaves out are never sent", pub, t),
 			Remedy: fmt.Sprintf("ALTER PUBLICATION %s SET TABLE %s; without WHERE, unless that is meant", quote(pub), t),

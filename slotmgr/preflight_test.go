@@ -2,6 +2,7 @@ package slotmgr
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -79,8 +80,13 @@ func TestPreflight(t *testing.T) {
 			"create publication filtered for table outbox where (seq > 7)",
 			"create publication narrow for table outbox (id)",
 			"create publication by_schema for tables in schema public",
+			"create table divided (id uuid, aggregate_id text)",
+			shardPublication("two_0", "divided", 2, 0), shardPublication("two_1", "divided", 2, 1),
+			shardPublication("four_0", "divided", 4, 0), shardPublication("four_2", "divided", 4, 2), shardPublication("four_3", "divided", 4, 3),
 		)
 		cases["row filter"] = preflightCase{relay, Want{Publications: []string{"filtered"}, Tables: outbox}, expect{"filter", WARN, `"filtered"`, "SET TABLE"}}
+		cases["all shards"] = preflightCase{relay, Want{Publications: []string{"two_1"}, Tables: []Table{{"public", "divided"}}}, expect{"shard", OK, `"two_1" has shard 1 of 0 to 1`, ""}}
+		cases["shard missing"] = preflightCase{relay, Want{Publications: []string{"four_2"}, Tables: []Table{{"public", "divided"}}}, expect{"shard", FAIL, "no publication has shard 1:", "walrelay init --apply --publication four --shards 4"}}
 		cases["column list"] = preflightCase{relay, Want{Publications: []string{"narrow"}, Tables: outbox}, expect{"columns", WARN, `"narrow"`, "SET TABLE"}}
 		cases["by schema"] = preflightCase{relay, Want{Publications: []string{"by_schema"}, Tables: outbox}, expect{}}
 	}
@@ -124,6 +130,11 @@ func TestPreflight(t *testing.T) {
 			t.Errorf("got %+v", found)
 		}
 	})
+}
+
+// shardPublication is as `walrelay init --shards` makes it.
+func shardPublication(name, table string, of, this int) string {
+	return fmt.Sprintf("create publication %s for table %s where ((coalesce(hashtextextended(aggregate_id, 0), 0) & 9223372036854775807) %% %d = %d) with (publish = 'insert')", name, table, of, this)
 }
 
 func TestPreflightOfAServerThatCanNotServe(t *testing.T) {

@@ -134,6 +134,8 @@ func (b *both) show() shown {
 func TestSlotIsSeenAndMovedOnBothEnds(t *testing.T) {
 	b := newBoth(t, harness.PostgresOptions{})
 	b.run("init", "--apply").want(t, exitOK)
+	b.run("init", "--apply", "--inbox").want(t, exitOK, `table "public"."inbox" created`)
+	b.run("init", "--apply", "--inbox").want(t, exitOK, "nothing to do")
 	b.run("slot", "create").want(t, exitOK)
 	b.run("slot", "peek").want(t, exitOK, "nothing is waiting")
 	for n := range 3 {

@@ -16,9 +16,11 @@ import (
 )
 
 func initCommand(p *process) *cobra.Command {
-	var apply bool
+	var apply, grantDelete bool
 	var role, partitioned string
+	var shards int
 	var emit outbox.Emitting
+	var in inboxFlags
 	cmd := &cobra.Command{
 		Use: "init [flags]", Short: "Make the outbox table, its publication and the relay's role",
 		Long: `Prints the SQL that makes what is missing of the outbox tables, the publication
@@ -29,28 +31,50 @@ where it differs, the differences are told.
 With --partitioned the table has partitions by time; run it again from time to time to
 make those to come, and drop old ones.
 
+--shards makes publications of the same name with _0, _1 and so on at its end, each with
+the rows of its share of the aggregates, for as many relays; it needs Postgres 15.
+
 --emit-function adds the SQL function walrelay_emit, which makes an event without a
 row; the relay takes those with --messages. Any role can emit logical messages
-unless --emit-grant names those that may.`,
+unless --emit-grant names those that may.
+
+--inbox makes the table in which consumers record what they have handled, and nothing
+else: it belongs into the consumer's database, which --dsn names.`,
 		Example: `  walrelay init | less
   walrelay init --apply --role relay
   walrelay init --table sales.outbox --publication sales
-  walrelay init --apply --table none --messages --emit-function --emit-grant shop`,
+  walrelay init --apply --shards 4
+  walrelay init --apply --table none --messages --emit-function --emit-grant shop
+  walrelay init --apply --inbox --inbox-grant mailer --dsn postgres://owner@localhost/mail`,
 		Args: atMost(0),
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
+	cmd.Flags().BoolVar(&grantDelete, "grant-delete", false, "let that role delete rows, too, for walrelay prune and --prune-after")
 	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
+	cmd.Flags().IntVar(&shards, "shards", 0, "make so many publications, for relays that share the aggregates; 0 makes one for all")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
 	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
+	in.add(cmd)
 	return command(p, cmd, []config.Group{config.Postgres, config.Publications, config.Tables},
 		func(cmd *cobra.Command, _ []string, cfg *config.Config) error {
-			all, err := schemas(cfg, role, outbox.Span(partitioned))
+			if in.used(cmd) {
+				s, err := in.schema(cmd)
+				if err != nil {
+					return err
+				}
+				return finish(cmd, cfg, apply, []step{s})
+			}
+			all, err := schemas(cfg, role, outbox.Span(partitioned), shards)
 			if err != nil {
 				return err
 			}
+			if grantDelete && role == "" {
+				return event.Fail(event.Usage, "name the role with --role", "--grant-delete names no role")
+			}
 			steps := make([]step, 0, len(all)+1)
 			for _, s := range all {
+				s.Delete = grantDelete
 				steps = append(steps, tableStep{s})
 			}
 			if cfg.Messages || emit.Function || len(emit.Emitters) > 0 {
@@ -65,16 +89,21 @@ unless --emit-grant names those that may.`,
 				}
 				steps = append(steps, emit)
 			}
-			if apply {
-				return applySteps(cmd, cfg, steps)
-			}
-			parts := make([]string, 0, len(steps))
-			for _, s := range steps {
-				parts = append(parts, s.SQL())
-			}
-			_, err = io.WriteString(cmd.OutOrStdout(), strings.Join(parts, "\n"))
-			return err
+			return finish(cmd, cfg, apply, steps)
 		})
+}
+
+// finish runs the steps, or prints what they would run.
+func finish(cmd *cobra.Command, cfg *config.Config, apply bool, steps []step) error {
+	if apply {
+		return applySteps(cmd, cfg, steps)
+	}
+	parts := make([]string, 0, len(steps))
+	for _, s := range steps {
+		parts = append(parts, s.SQL())
+	}
+	_, err := io.WriteString(cmd.OutOrStdout(), strings.Join(parts, "\n"))
+	return err
 }
 
 // step is a part of what init makes.
@@ -89,7 +118,7 @@ func (s tableStep) Apply(ctx context.Context, conn *pgx.Conn) ([]string, error) 
 	return outbox.Apply(ctx, conn, s.Schema)
 }
 
-func schemas(cfg *config.Config, role string, partitioned outbox.Span) ([]outbox.Schema, error) {
+func schemas(cfg *config.Config, role string, partitioned outbox.Span, shards int) ([]outbox.Schema, error) {
 	if len(cfg.Publications) != 1 {
 		return nil, event.Fail(event.Usage, "name one with --publication", "init makes one publication at a time, and %d are configured", len(cfg.Publications))
 	}
@@ -97,13 +126,17 @@ func schemas(cfg *config.Config, role string, partitioned outbox.Span) ([]outbox
 		return nil, event.Fail(event.Usage, "for logical messages alone the role needs nothing more: CREATE ROLE "+quoteIdent(role)+" LOGIN REPLICATION",
 			"the rights of --role are on a table, and there is none")
 	}
+	if len(cfg.Tables) == 0 && shards != 0 {
+		return nil, event.Fail(event.Usage, "leave --shards out: logical messages reach every slot, so one relay publishes all of them",
+			"--shards divides the rows of a table, and there is none")
+	}
 	names, err := tables(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var all []outbox.Schema
 	for _, t := range names {
-		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role, Partitioned: partitioned}
+		s := outbox.Schema{Table: t, Publication: cfg.Publications[0], Role: role, Partitioned: partitioned, Shards: shards}
 		if err := s.Validate(); err != nil {
 			return nil, err
 		}

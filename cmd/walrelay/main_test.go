@@ -187,6 +187,13 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{"run --subject {nothing}", "nothing"},
 		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
+		{"init --shards 1", "1 shards: want 2 to 64"},
+		{"init --table none --messages --shards 2", "leave --shards out"},
+		{"slot split", "--into"},
+		{"slot split a --into b,a", "name other slots"},
+		{"slot split a --into B", "slot name"},
+		{"init --inbox --role relay --messages", "--role, --messages is given, too"},
+		{"init --inbox-table a.b.c", "more than a schema and a table"},
 		{"run --config /nonexistent/walrelay.yaml", "/nonexistent/walrelay.yaml"},
 	} {
 		o := walrelay(t, nil, strings.Fields(c.args)...)
@@ -242,6 +249,11 @@ func TestCompletion(t *testing.T) {
 func TestInitPrints(t *testing.T) {
 	o := walrelay(t, nil, "init", "--role", "relay", "--table", "public.outbox", "--table", `sales."Out Box"`, "--messages")
 	o.want(t, exitOK, "CREATE TABLE IF NOT EXISTS", `"Out Box"`, "CREATE PUBLICATION", "CREATE ROLE", "REVOKE EXECUTE")
+	o = walrelay(t, nil, "init", "--inbox", "--inbox-grant", "mailer", "--inbox-table", "mail.seen")
+	o.want(t, exitOK, `CREATE TABLE IF NOT EXISTS "mail"."seen"`, `ON "mail"."seen" TO "mailer"`)
+	if strings.Contains(o.out, "PUBLICATION") {
+		t.Errorf("more than was asked for:\n%s", o.out)
+	}
 	o = walrelay(t, nil, "init")
 	o.want(t, exitOK, "CREATE PUBLICATION")
 	if strings.Contains(o.out, "ROLE") || strings.Contains(o.out, "REVOKE") {

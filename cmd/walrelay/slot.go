@@ -23,7 +23,7 @@ until the relay has confirmed it: drop the slot of a relay that is no longer use
   walrelay slot show
   walrelay slot drop orders`)
 	cmd.AddCommand(slotCreateCommand(p), slotListCommand(p), slotShowCommand(p), slotPeekCommand(p), slotAdvanceCommand(p),
-		slotRecoverCommand(p), slotDropCommand(p))
+		slotSplitCommand(p), slotRecoverCommand(p), slotDropCommand(p))
 	return cmd
 }
 

@@ -17,16 +17,18 @@ import (
 
 // results is all that was measured, as it goes into results.json.
 type results struct {
-	Machine  machine  `json:"machine"`
-	Began    string   `json:"began"`
-	Rounds   int      `json:"rounds"`
-	Drains   []drains `json:"drains,omitempty"`
-	Start    drains   `json:"start,omitzero"`
-	Steady   []paced  `json:"steady,omitempty"`
-	Memory   []state  `json:"memory,omitempty"`
-	Growth   []growth `json:"growth,omitempty"`
-	Stages   []stage  `json:"stages,omitempty"`
-	Measures []row    `json:"measures"`
+	Machine  machine   `json:"machine"`
+	Began    string    `json:"began"`
+	Rounds   int       `json:"rounds"`
+	Drains   []drains  `json:"drains,omitempty"`
+	Start    drains    `json:"start,omitzero"`
+	Steady   []paced   `json:"steady,omitempty"`
+	Memory   []state   `json:"memory,omitempty"`
+	Growth   []growth  `json:"growth,omitempty"`
+	Stages   []stage   `json:"stages,omitempty"`
+	Shards   *sharding `json:"shards,omitempty"`
+	Sync     drains    `json:"sync,omitzero"`
+	Measures []row     `json:"measures"`
 }
 
 type machine struct {
@@ -93,6 +95,12 @@ func (r *results) measures() {
 	}
 	for _, g := range r.Growth {
 		r.growthRow(g)
+	}
+	if len(r.Sync.Runs) > 0 {
+		r.syncRow()
+	}
+	if r.Shards != nil {
+		r.Measures = append(r.Measures, r.Shards.rows()...)
 	}
 }
 
@@ -229,6 +237,11 @@ func (r *results) plot(dir string) error {
 		}
 		legend := []string{"walrelay", "pg_recvlogical to /dev/null", "JetStream publish alone", "polling relay"}
 		if err := plotBars(under(dir, "drain.svg"), "Drain of a backlog, medians", "events a second", labels, legend, values); err != nil {
+			return err
+		}
+	}
+	if r.Shards != nil {
+		if err := r.Shards.plot(dir); err != nil {
 			return err
 		}
 	}
