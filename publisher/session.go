@@ -304,7 +304,7 @@ func (s *Session) readTail(ctx context.Context, first, last uint64) ([]tailMessa
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	var tail []tailMessage
+	tail := make([]tailMessage, 0, len(found))
 	for i, m := range found {
 		if m != nil {
 			tail = append(tail, tailMessage{*m, first + uint64(i)})
@@ -348,7 +348,9 @@ func (s *Session) messageOf(m *storedMessage) lastMessage {
 	}
 	last := lastMessage{ours: true, position: pos, replay: h.Get(event.HeaderReplay) != ""}
 	if id := h.Get(event.HeaderID); len(id) < excerptBytes && !strings.Contains(id, "?") {
-		last.id = id // not cut off and without a replaced character, as a parked event's may be
+		// Not cut off and without a replaced character, as a parked event's may be.
+		// A copy, since the headers of a message may be one string.
+		last.id = strings.Clone(id)
 	}
 	return last
 }

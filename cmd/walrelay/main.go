@@ -14,6 +14,7 @@ func main() {
 	sigs := make(chan os.Signal, 2)
 	signal.Notify(sigs, os.Interrupt, syscall.SIGTERM)
 	collectOften()
+	forgetPages()
 	ctx, stop := onSignal(context.Background(), sigs, func() { os.Exit(report(os.Stderr, errForced)) })
 	code := execute(ctx, &process{
 		args: os.Args[1:], environ: os.Environ(),

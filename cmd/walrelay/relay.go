@@ -101,10 +101,12 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	r, err := relay.New(relay.Options{
 		OpenSource: source.open,
 		OpenSink: func(ctx context.Context, fail func(error)) (relay.Sink, error) {
+			defer forgetPages()
 			s, err := pub.Open(ctx, fail)
 			if err != nil {
 				return nil, err
 			}
+			time.AfterFunc(settled, forgetPages)
 			if tracer != nil {
 				return tracer.Wrap(s), nil
 			}
@@ -143,6 +145,9 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	return r.Run(ctx)
 }
 
+// settled is how long after its beginning a session has done what it does only once.
+const settled = 2 * time.Second
+
 // spanPatience is how long the last spans may take to be sent.
 const spanPatience = 2 * time.Second
 
@@ -170,6 +175,7 @@ type sourceOpener struct {
 }
 
 func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
+	defer forgetPages()
 	if !o.checked {
 		if err := o.preflight(ctx); err != nil {
 			return nil, o.patient(err)

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package main
+
+// forgetPages is for Linux only.
+func forgetPages() {}
