@@ -33,7 +33,7 @@ const (
 // all the fields of a round.
 type pace struct {
 	most  uint64 // of the window; 0 leaves it as it is
-	trips int // round trips that the window is for
+	trips int    // round trips that the window is for
 	start time.Time
 
 	limit atomic.Uint64 // the window now, but for small
