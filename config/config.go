@@ -43,6 +43,8 @@ type Config struct {
 	WALSenderTimeout time.Duration // 0 keeps the server's
 	Backoff          Backoff
 
+	Prune Prune
+
 	HTTPAddr string // host:port; empty serves nothing
 	PProf    bool   // serve profiles there, too
 	Log      Log
@@ -152,6 +154,12 @@ const (
 type Backoff struct {
 	Min time.Duration
 	Max time.Duration
+}
+
+// Prune says which published rows are deleted by the relay.
+type Prune struct {
+	After time.Duration // age; 0 deletes none
+	Every time.Duration
 }
 
 // Log says what is logged and how.

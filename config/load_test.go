@@ -53,8 +53,8 @@ func TestDefaults(t *testing.T) {
 		Route:    Route{By: "aggregate_type"},
 		Stream:   Stream{Name: "OUTBOX", PublishMode: PublishAuto, Replicas: 1, DeadLetters: "OUTBOX_DLQ", CheckpointBucket: "walrelay"},
 		OnPoison: Park, MaxParkedInRow: 100,
-		Window: 2048, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
-		Backoff: Backoff{100 * time.Millisecond, 10 * time.Second}, Log: Log{Level: slog.LevelInfo, Format: LogAuto},
+		Window: 4096, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
+		Backoff: Backoff{100 * time.Millisecond, 10 * time.Second}, Prune: Prune{Every: 10 * time.Minute}, Log: Log{Level: slog.LevelInfo, Format: LogAuto},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -88,6 +88,8 @@ func TestPrecedence(t *testing.T) {
 			return [3]string{"f:1", "e:2", "c:3"}
 		case o.name == "wal-sender-timeout", o.name == "backoff-max":
 			return [3]string{"1m", "2m", "3m"}
+		case o.arg == "age":
+			return [3]string{"1d", "2d", "3d12h"}
 		case o.arg == "duration":
 			return [3]string{"1s", "2s", "3s"}
 		case o.arg == "size":

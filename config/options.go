@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"regexp"
@@ -237,7 +238,7 @@ var options = []*option{
 		set: number(func(c *Config) *int { return &c.MaxParkedInRow }, 0, 1<<31-1),
 	},
 	{
-		name: "window", path: "window", group: Relay, arg: "n", def: "2048", help: "events in flight at most; a slow broker has fewer",
+		name: "window", path: "window", group: Relay, arg: "n", def: "4096", help: "events in flight at most; a slow broker has fewer",
 		set: number(func(c *Config) *int { return &c.Window }, 1, 1<<20),
 	},
 	{
@@ -271,6 +272,16 @@ var options = []*option{
 	{
 		name: "backoff-max", path: "backoff.max", group: Relay, arg: "duration", def: "10s", help: "longest pause before connecting again",
 		set: duration(func(c *Config) *time.Duration { return &c.Backoff.Max }, time.Millisecond),
+	},
+	{
+		name: "prune-after", path: "prune.after", group: Relay, arg: "age", def: "0s",
+		help: "delete published rows that are older, such as 7d, 36h or 1d12h; 0s never does",
+		set:  age(func(c *Config) *time.Duration { return &c.Prune.After }, 0),
+	},
+	{
+		name: "prune-every", path: "prune.every", group: Relay, arg: "duration", def: "10m",
+		help: "time between two looks for rows to delete",
+		set:  duration(func(c *Config) *time.Duration { return &c.Prune.Every }, 100*time.Millisecond),
 	},
 	{
 		name: "http-addr", path: "http_addr", group: Serving, arg: "host:port", help: "address for metrics and health, on the loopback interface when only a port is given; empty serves nothing",
@@ -361,6 +372,45 @@ func duration(p func(*Config) *time.Duration, low time.Duration) func(*Config, g
 		*p(c) = d
 		return nil
 	}
+}
+
+const ageRemedy = "write a number with its unit, such as 7d, 36h or 1d12h"
+
+func age(p func(*Config) *time.Duration, low time.Duration) func(*Config, given) error {
+	return func(c *Config, v given) error {
+		d, err := ParseAge(v.texts[0])
+		if err != nil {
+			return &mistake{"is no age", ageRemedy}
+		}
+		if d < low {
+			return &mistake{"is too short", fmt.Sprintf("write %s or more", low)}
+		}
+		*p(c) = d
+		return nil
+	}
+}
+
+var daysText = regexp.MustCompile(`^([0-9]{1,5})d(.*)$`)
+
+// ParseAge reads a duration that may begin with days of 24 hours, such as 7d or 1d12h.
+func ParseAge(s string) (time.Duration, error) {
+	m := daysText.FindStringSubmatch(s)
+	if m == nil {
+		return time.ParseDuration(s)
+	}
+	days, err := strconv.Atoi(m[1])
+	if err != nil {
+		return 0, err
+	}
+	d := time.Duration(days) * 24 * time.Hour
+	if m[2] == "" {
+		return d, nil
+	}
+	rest, err := time.ParseDuration(m[2])
+	if err == nil && (rest < 0 || strings.HasPrefix(m[2], "+")) {
+		err = errors.New("a sign behind the days")
+	}
+	return d + rest, err
 }
 
 var sizeText = regexp.MustCompile(`^([0-9]+)\s*([A-Za-z]*)$`)

@@ -15,6 +15,7 @@ const (
 	HeaderReason        = "Outbox-Reason"
 	HeaderSubject       = "Outbox-Subject"
 	HeaderContentType   = "Content-Type"
+	HeaderReplay        = "Outbox-Replay"
 )
 
 // Event is what becomes one message of the stream. The relay reuses one Event
@@ -34,7 +35,21 @@ type Event struct {
 	EventType     []byte
 	XID           uint32
 	CommitTime    time.Time
+
+	// Replay says that the event is published again, or now after all; nil for
+	// all that come by themselves.
+	Replay *Replay
 }
+
+// Replay is what is special about an event that an operator had published again.
+type Replay struct {
+	Run    string // of which it is part; header Outbox-Replay
+	KeepID bool   // its Nats-Msg-Id is the original's
+	Letter string // subject of the dead letter that it stands for; "" for a row that is published again
+}
+
+// Redelivered reports whether e stands for a dead letter.
+func (e *Event) Redelivered() bool { return e.Replay != nil && e.Replay.Letter != "" }
 
 // Header is one header line of a message. The value has no line breaks.
 type Header struct {
@@ -69,9 +84,20 @@ type Origin struct {
 	Backfill bool
 	Recovery bool // and that only rows are looked for that the log was to bring
 
+	// Now is a moment at which the slot was there, nil when nobody looked.
+	Now *Mark
+
 	// Diverged says that an earlier session found that this log is not the one
 	// from which the stream was written, and that an operator accepts it.
 	Diverged bool
+}
+
+// Mark is a moment in the life of a database. As the beginning of what a slot
+// has sent without a gap it means: rows of transactions that began to write
+// later were sent. The zero Mark is before everything.
+type Mark struct {
+	XID  uint64    `json:"xid"`  // of 64 bits; no transaction had it yet
+	Time time.Time `json:"time"` // by the server's clock
 }
 
 // Switch is the place where a timeline ended and the next one began.

@@ -139,6 +139,7 @@ func (s *site) letters() (all []*jetstream.RawStreamMsg) {
 }
 
 func TestConsumerHandlesEachEventOnceAndInOrder(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), 10*time.Second)
 	const events = 300
 	for i := range events {
@@ -238,6 +239,7 @@ func TestPoisonBecomesADeadLetter(t *testing.T) {
 }
 
 func TestFailuresOfPostgresAreNoFaultOfTheEvent(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), 2*time.Second)
 	pg := harness.RunPostgres(t, harness.PostgresOptions{})
 	s.pool = connect(t, pg.DSN("postgres"))
@@ -269,6 +271,7 @@ func TestFailuresOfPostgresAreNoFaultOfTheEvent(t *testing.T) {
 }
 
 func TestLongWorkKeepsItsDeadline(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), time.Second)
 	for i := range 5 {
 		s.publish("1", fmt.Sprint("e", i))
@@ -343,6 +346,7 @@ func TestDrainTimeoutEndsHandlers(t *testing.T) {
 
 // What another process has taken and not handled comes first.
 func TestOrderSurvivesLostDeliveries(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), 2*time.Second)
 	const events = 40
 	for i := range events {
@@ -371,6 +375,7 @@ func TestOrderSurvivesLostDeliveries(t *testing.T) {
 }
 
 func TestOneProcessHandlesAndOthersStandBy(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), 2*time.Second)
 	var by [2]atomic.Int64
 	for i := range by {
@@ -402,7 +407,36 @@ func TestOneProcessHandlesAndOthersStandBy(t *testing.T) {
 	s.audit(sent)
 }
 
+// A connection that the network has swallowed is no lock.
+func TestLockIsNotTrustedWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	pg := harness.RunPostgres(t, harness.PostgresOptions{})
+	proxy := harness.RunProxy(t, pg.Addr())
+	pool := connect(t, strings.Replace(pg.DSN("postgres"), pg.Addr(), proxy.Addr(), 1))
+	c := &Consumer{o: Options{DB: pool}, name: "mail", log: slog.New(slog.DiscardHandler)}
+	lost, free, err := c.own(t.Context())
+	check(t, err)
+	defer free()
+	conn := pg.MustConn(t)
+	await(t, "the lock is asked about", func() bool {
+		select {
+		case <-lost:
+			t.Fatal("lost")
+		default:
+		}
+		return ask[bool](t, conn, "SELECT query = 'SELECT' FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE locktype = 'advisory'")
+	})
+	proxy.Stall()
+	select {
+	case <-lost:
+	case <-time.After(30 * time.Second):
+		t.Error("it still counts as held")
+	}
+	check(t, proxy.Heal())
+}
+
 func TestUnorderedConsumersShareTheWork(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, harness.RunNATS(t, harness.NATSOptions{}), 10*time.Second)
 	s.consumer(func(c *jetstream.ConsumerConfig) { c.AckWait, c.MaxAckPending = 10*time.Second, 10 })
 	var by [2]atomic.Int64
@@ -510,6 +544,7 @@ func TestDeadLetterThatIsTooLargeGoesWithoutItsBody(t *testing.T) {
 }
 
 func TestFaultsOfTheConfiguration(t *testing.T) {
+	t.Parallel()
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	s := newSite(t, n, 10*time.Second)
 	deleted, err := s.js.CreateConsumer(t.Context(), "OUTBOX", jetstream.ConsumerConfig{Durable: "deleted", AckPolicy: jetstream.AckExplicitPolicy})
@@ -561,6 +596,7 @@ func TestFaultsOfTheConfiguration(t *testing.T) {
 
 // A broker that dies forgets acks and deliveries, and loses what was on its way.
 func TestBrokerIsKilled(t *testing.T) {
+	t.Parallel()
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	s := newSite(t, n, time.Second)
 	const events = 400

@@ -15,6 +15,9 @@
 //  3. Run with a Handler that writes with the transaction that it is given.
 //  4. Prune now and then.
 //
+// A restricted NATS user needs, of the API, CONSUMER.INFO and CONSUMER.MSG.NEXT of the
+// consumer and STREAM.NAMES, and may publish to $JS.ACK.> and to the dead-letter subject.
+//
 // Whoever has a loop of their own calls Once and acks after the commit.
 //
 // # How often, and in which order
@@ -32,7 +35,7 @@
 //
 // Order needs that one process handles a JetStream consumer's events at a time.
 // An advisory lock of the consumer's database, by Options.Name, sees to it, and
-// further processes stand by. To share work between
+// further processes stand by; its connection shows as idle in transaction. To share work between
 // processes, give the relay a subject with {partition:N}, and every partition a
 // consumer of its own, in whatever process: an aggregate stays in its partition. When order
 // does not matter, Unordered lets any number of processes share one consumer.

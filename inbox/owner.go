@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Order within an aggregate needs that one process handles a consumer's events
 // at a time. The others stand by: an advisory lock of Postgres tells who is who. It is
 // one of a transaction, not of a session, so that it works through a pooler that
-// hands out connections by the transaction. Nothing runs in it, so it
-// has no snapshot and holds back no vacuum.
+// hands out connections by the transaction. It writes nothing and, between two
+// questions, has no snapshot, so it holds back no vacuum.
 //
 // A process may lose the lock and not know it yet. Even then two processes do
 // not handle events of one aggregate at once: the next one begins with nothing
@@ -84,16 +85,17 @@ func (c *Consumer) own(ctx context.Context) (lost <-chan struct{}, free func(), 
 	}
 }
 
-// watch waits for the end of the lock's connection: nothing else is ever sent on it.
+// lookEvery is how often the lock's connection is asked whether it is alive. Its
+// end is seen at once, unless the network swallows it.
+const lookEvery = 5 * time.Second
+
+// watch notices the end of the lock's connection.
 func watch(tx pgx.Tx) (lost <-chan struct{}, free func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		for ctx.Err() == nil {
-			if err := tx.Conn().PgConn().WaitForNotification(ctx); err != nil {
-				return
-			}
+		for alive(ctx, tx) {
 		}
 	}()
 	return gone, func() {
@@ -101,6 +103,19 @@ func watch(tx pgx.Tx) (lost <-chan struct{}, free func()) {
 		<-gone
 		rollback(tx)
 	}
+}
+
+// alive listens for a while, in which nothing is expected, and then asks.
+func alive(ctx context.Context, tx pgx.Tx) bool {
+	wait, cancel := context.WithTimeout(ctx, lookEvery)
+	defer cancel()
+	if err := tx.Conn().PgConn().WaitForNotification(wait); err != nil && (!pgconn.Timeout(err) || ctx.Err() != nil) {
+		return false
+	}
+	ask, cancel := context.WithTimeout(ctx, lookEvery)
+	defer cancel()
+	_, err := tx.Exec(ask, "SELECT")
+	return err == nil
 }
 
 // pause waits, and reports whether ctx still holds.

@@ -181,7 +181,9 @@ func (s *session) loop(ctx context.Context, lost <-chan struct{}) (why error) {
 			stop()
 		case o := <-s.outcomes:
 			s.end(o)
-			s.rouse(wake)
+			if o.err != nil {
+				s.rouse(wake)
+			}
 		case <-wake.C:
 			s.rouse(wake)
 		case <-extend.C:

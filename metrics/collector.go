@@ -13,12 +13,13 @@ import (
 
 // descs are the metrics, by name without their prefix.
 type descs struct {
-	lagBytes, lagSeconds                                                 *prometheus.Desc
-	retained, safe, active, walStatus                                    *prometheus.Desc
-	received, confirmed                                                  *prometheus.Desc
-	inFlight, window, published, duplicates, errors, letters, reconnects *prometheus.Desc
-	delivery, ack                                                        *prometheus.Desc
-	leader, state, up, build                                             *prometheus.Desc
+	lagBytes, lagSeconds                                                          *prometheus.Desc
+	retained, safe, active, walStatus                                             *prometheus.Desc
+	received, confirmed                                                           *prometheus.Desc
+	inFlight, window, published, duplicates, errors, letters, refused, reconnects *prometheus.Desc
+	delivery, ack                                                                 *prometheus.Desc
+	leader, state, up, build                                                      *prometheus.Desc
+	pruned, pruneFailures                                                         *prometheus.Desc
 }
 
 func (m *Monitor) describe() descs {
@@ -56,6 +57,8 @@ func (m *Monitor) describe() descs {
 			"Publishing sessions that failed, by reason.", "reason"),
 		letters: desc("dead_letters_total",
 			"Events that were parked in the dead-letter stream, by reason.", "reason"),
+		refused: desc("replays_refused_total",
+			"Events that were to be published again and could not be, by reason.", "reason"),
 		reconnects: desc("reconnects_total",
 			"Sessions that ended or could not be opened and are tried again, by the side at fault. A standby's tries are not counted.", "side"),
 		delivery: desc("delivery_lag_seconds",
@@ -68,6 +71,10 @@ func (m *Monitor) describe() descs {
 			"1 for what the relay is about, 0 for the others.", "state"),
 		up: desc("up",
 			"Whether the server of a side answers. NATS is missing while there is no session to tell.", "side"),
+		pruned: desc("pruned_rows_total",
+			"Rows of the outbox that were deleted because they are published and old enough."),
+		pruneFailures: desc("prune_failures_total",
+			"Passes over the outbox to delete rows that ended with an error."),
 		build: desc("build_info",
 			"1, with what this program was built from.", "version", "commit", "goversion"),
 	}
@@ -94,8 +101,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.d
 	for _, desc := range []*prometheus.Desc{
 		d.lagBytes, d.lagSeconds, d.retained, d.safe, d.active, d.walStatus, d.received, d.confirmed,
-		d.inFlight, d.window, d.published, d.duplicates, d.errors, d.letters, d.reconnects,
+		d.inFlight, d.window, d.published, d.duplicates, d.errors, d.letters, d.refused, d.reconnects,
 		d.delivery, d.ack, d.leader, d.state, d.up, d.build,
+		d.pruned, d.pruneFailures,
 	} {
 		ch <- desc
 	}
@@ -133,7 +141,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counters(d.errors, failures)
 	parked, reconnects := m.counts()
 	counters(d.letters, parked)
+	counters(d.refused, m.refusals())
 	counters(d.reconnects, reconnects)
+
+	counter(d.pruned, m.pruned.Load())
+	counter(d.pruneFailures, m.pruneFailures.Load())
 
 	v := m.view()
 	if v.basis != "" {
@@ -174,6 +186,13 @@ func (m *Monitor) counts() (parked, reconnects map[string]uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.parked), maps.Clone(m.reconnects)
+}
+
+// refusals are copies of what Refused counts.
+func (m *Monitor) refusals() map[string]uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.refused)
 }
 
 func truth(b bool) float64 {

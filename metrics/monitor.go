@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/walrelay/walrelay/event"
@@ -59,7 +60,10 @@ type Monitor struct {
 	slot  slot
 
 	parked     map[string]uint64
+	refused    map[string]uint64
 	reconnects map[string]uint64
+
+	pruned, pruneFailures atomic.Uint64
 }
 
 // state is what the relay is about.
@@ -110,6 +114,7 @@ func New(o Options) *Monitor {
 		meter:      meter{failures: zeroes(o.Failures)},
 		state:      state{Status: relay.Status{State: relay.Connecting}, since: now, newsAt: now},
 		parked:     zeroes(reasons()),
+		refused:    zeroes(append(reasons(), string(event.ReasonReplayed))),
 		reconnects: zeroes(relay.Sides),
 	}
 }
@@ -167,6 +172,22 @@ func (m *Monitor) Parked(r event.Reason) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.parked[known(m.parked, string(r))]++
+}
+
+// Pruned takes the end of a pass over the outbox: how many rows are deleted, and
+// the error that ended it.
+func (m *Monitor) Pruned(rows int64, err error) {
+	m.pruned.Add(uint64(max(rows, 0)))
+	if err != nil {
+		m.pruneFailures.Add(1)
+	}
+}
+
+// Refused implements relay.Observer.
+func (m *Monitor) Refused(r event.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused[known(m.refused, string(r))]++
 }
 
 // Sampled takes a sample of the slot, or the error for which there is none.

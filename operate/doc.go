@@ -1,6 +1,6 @@
 // Package operate holds the jobs that span both ends, the slot in Postgres and
 // the stream in NATS: backfill and recovery, a peek at what comes next, skipping
-// it, and the check that the two fit.
+// it, pruning what is published, and the check that the two fit.
 //
 // It knows no driver: what it needs of Postgres and NATS it declares itself, as
 // relay does, and it decides on values.
@@ -12,6 +12,14 @@
 //  2. Give the event.Resume of that survey to Peek, or to an Advance.
 //  3. Advance only a slot that nobody reads. It tells every event that is
 //     skipped before it changes anything, moves the checkpoint, then the slot.
+//
+// # Replay
+//
+// Stored rows and dead letters are published again by the relay, which stays the
+// only writer of its stream: a job writes signed messages into the log, each
+// transaction of them as a whole or not at all. The record of a run is written
+// before each commit and names the transaction, so that whoever goes on with it asks
+// Postgres what became of the last one.
 //
 // # Backfill
 //
@@ -49,6 +57,21 @@
 // its beginning, the highest place in the table's order. What comes before
 // was published and has left the stream, as far as anybody can tell.
 //
+// # Prune
+//
+// A row may go when three things hold that no one place knows:
+//
+//   - Its commit lies before a place in the log: its transaction had ended when a
+//     [Horizon] was taken, and the end of the log was read after that.
+//   - All of the log up to there is dealt with: slot and checkpoint are past it. A slot
+//     alone may have been made anew behind it.
+//   - It was in the log: it was inserted since the moment from which on, as the checkpoint
+//     says, nothing was passed over. Rows from before the slot's first session were not
+//     for certain.
+//
+// The checkpoint and the dead letters are read after the wait for the slot, so
+// that an event that was parked before it was confirmed is among them.
+//
 // | file        | holds                                                   |
 // |-------------|---------------------------------------------------------|
 // | ports.go    | what a backfill needs of both sides                     |
@@ -57,6 +80,9 @@
 // | ahead.go    | the events that the slot sends and the stream has not   |
 // | event.go    | an event that outlives its record, as JSON              |
 // | advance.go  | passing over events, with an audit                      |
+// | replay.go   | stored rows published again, run by run                 |
+// | redeliver.go| dead letters published after all                        |
 // | fit.go      | whether the table's rows fit the stream                 |
+// | prune.go    | which rows are published and may be deleted             |
 // | standing.go | how far Postgres, relay and stream are apart            |
 package operate

@@ -373,11 +373,12 @@ func (a *applier) ensureRole(ctx context.Context) error {
 	if err := a.tx.QueryRow(ctx, "SELECT pg_catalog.current_database()").Scan(&database); err != nil {
 		return err
 	}
-	for _, g := range []struct {
+	type grant struct {
 		has  string
 		args []any
 		sql  string
-	}{
+	}
+	grants := []grant{
 		{
 			"SELECT pg_catalog.has_database_privilege($1::text, $2::text, 'CONNECT')",
 			[]any{database},
@@ -385,7 +386,11 @@ func (a *applier) ensureRole(ctx context.Context) error {
 		},
 		{"SELECT pg_catalog.has_schema_privilege($1::text, $2::text, 'USAGE')", []any{a.Table.schema()}, a.grantUsage()},
 		{"SELECT pg_catalog.has_table_privilege($1::text, $2::text, 'SELECT')", []any{a.table()}, a.grantSelect()},
-	} {
+	}
+	if a.Delete {
+		grants = append(grants, grant{"SELECT pg_catalog.has_table_privilege($1::text, $2::text, 'DELETE')", []any{a.table()}, a.grantDelete()})
+	}
+	for _, g := range grants {
 		has, err := a.holds(ctx, g.has, append([]any{a.Role}, g.args...)...)
 		if err != nil {
 			return err

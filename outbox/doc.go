@@ -83,5 +83,8 @@
 //	subject.go  templates and filters      json.go     members of an object, unchanged
 //	route.go    regular expressions        emit.go     the function of logical messages
 //	cloudevents.go  ce- headers            rows.go     rows that are chosen
+//	prune.go    deleting rows              archive.go  the file that gets them before
+//	partition.go  dropping partitions      lock_*.go   one writer of that file
+//	replay.go   events that are published again   range.go  the rows of them
 //	reader.go   all rows, in one snapshot  sample.go   rows in the table, as events they would become
 package outbox

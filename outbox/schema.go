@@ -19,6 +19,7 @@ type Schema struct {
 	Table       Table
 	Publication string
 	Role        string // the relay's role; "" grants nothing
+	Delete      bool   // it may delete rows, too, which pruning needs
 
 	// Partitioned makes the table one of partitions by time, the first of them
 	// that of now, and one for what fits none; "" makes a plain table.
@@ -119,8 +120,11 @@ func (s Schema) SQL() string {
 	b.WriteString("\n-- CONNECT, for the replication connection and the SQL connection that watches the slot.\n")
 	b.WriteString(doBlock(fmt.Sprintf("    EXECUTE format('GRANT CONNECT ON DATABASE %%I TO %%I', current_database(), %s);\n", quote(s.Role))))
 	b.WriteString("\n-- USAGE and SELECT, to read rows back: checks, backfill and replay. Streaming itself needs neither,\n" +
-		"-- since REPLICATION reads every row of the publication. Nothing lets the relay write.\n")
+		"-- since REPLICATION reads every row of the publication. " + s.mayWrite() + "\n")
 	b.WriteString(s.grantUsage() + ";\n" + s.grantSelect() + ";\n")
+	if s.Delete {
+		b.WriteString(s.grantDelete() + ";\n")
+	}
 	return b.String()
 }
 
@@ -228,6 +232,17 @@ func (s Schema) grantUsage() string {
 
 func (s Schema) grantSelect() string {
 	return fmt.Sprintf("GRANT SELECT ON TABLE %s TO %s", s.table(), ident(s.Role))
+}
+
+func (s Schema) grantDelete() string {
+	return fmt.Sprintf("GRANT DELETE ON TABLE %s TO %s", s.table(), ident(s.Role))
+}
+
+func (s Schema) mayWrite() string {
+	if s.Delete {
+		return "DELETE lets it prune."
+	}
+	return "Nothing lets the relay write."
 }
 
 func (s Schema) publicationBlock() string {

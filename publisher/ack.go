@@ -22,6 +22,7 @@ const (
 	codeHeaderTooLarge    = 10097
 	codeStoreFailed       = 10077
 	codeMessageNotFound   = 10037
+	codeDeleteFailed      = 10057
 	codeStreamSealed      = 10109
 	codeDuplicateAsync    = 10158
 	codeWrongLastMsgID    = 10070

@@ -43,5 +43,6 @@
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
 // | letters.go   | reading and removing dead letters, for whoever looks on    |
+// | replay.go    | dead letters that are published after all, runs, the key   |
 // | hold.go      | parking what follows in the same aggregate                 |
 package publisher

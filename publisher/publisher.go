@@ -43,7 +43,7 @@ type Options struct {
 	Mode Mode // ModeAuto by default
 	Sync Sync // SyncUnknown by default
 
-	Window      int           // events in flight at most; 2048 by default
+	Window      int           // events in flight at most; 4096 by default
 	WindowBytes int           // bytes in flight at most; 16 MiB by default
 	AckTimeout  time.Duration // 2 s by default
 
@@ -71,6 +71,9 @@ type Publisher struct {
 	doubt     event.Position // events up to there are published one by one; zero when there is no need
 	batchMost int            // messages of an atomic batch
 	warned    map[string]bool
+
+	secret  atomic.Pointer[[]byte] // the key of replays
+	keyless bool                   // it cannot be made
 }
 
 type condemned struct {
@@ -99,7 +102,7 @@ func New(o Options) (*Publisher, error) {
 		o.Bucket = "walrelay"
 	}
 	if o.Window == 0 {
-		o.Window = 2048
+		o.Window = 4096
 	}
 	if o.Shared {
 		o.Window = 1

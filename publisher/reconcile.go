@@ -39,6 +39,10 @@ type record struct {
 	// Tables are those of event.Origin.
 	Tables map[string][]string `json:"tables,omitempty"`
 
+	// Since is the moment from which on all that was inserted is stored; nil when that is
+	// not known. It lasts as long as nothing was passed over.
+	Since *event.Mark `json:"since,omitempty"`
+
 	// Backfill is the state of a backfill, backfillRunning or backfillDone;
 	// empty once a slot is streamed. BackfillFrom is the stream's last sequence
 	// when it began.
@@ -60,6 +64,7 @@ type lastMessage struct {
 	ours     bool // it has a position
 	position event.Position
 	id       string // of the event; "" when the header may not be it
+	replay   bool   // it was published again, long after it was written
 }
 
 // tailMessage is a message that was stored after the checkpoint.
@@ -603,7 +608,7 @@ func claim(f findings, d decision, window int) record {
 		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
 		Sequence: d.base, Position: d.resume.After, Timeline: f.origin.Timeline,
 		Begin: f.origin.Begin(), Confirm: f.origin.ConfirmedFlush, Fingerprint: f.origin.Fingerprint, Window: window,
-		Tables: f.origin.Tables,
+		Tables: f.origin.Tables, Since: f.since(d),
 	}
 	if f.origin.Backfill {
 		r.Backfill, r.BackfillFrom, r.Recovery = backfillRunning, f.lastSeq, f.origin.Recovery
@@ -625,7 +630,9 @@ func claim(f findings, d decision, window int) record {
 		return r
 	}
 	if d.resume.Skip > 0 {
+		since := r.Since
 		r = *d.from
+		r.Since = since
 		r.Window = max(window, c.Window)
 		r.Backfill, r.BackfillFrom, r.Recovery = "", 0, false
 		return r
@@ -640,4 +647,18 @@ func claim(f findings, d decision, window int) record {
 		r.Confirm = max(r.Confirm, f.confirmOf(c))
 	}
 	return r
+}
+
+// since is the moment from which on nothing was passed over. An operator who
+// accepts a gap, takes a stream over, or changes what is published begins anew.
+func (f findings) since(d decision) *event.Mark {
+	c := f.checkpoint
+	switch {
+	case f.origin.Backfill:
+		return nil // until every row is stored
+	case c == nil, c.Since == nil, c.Owner != ownerOf(f.origin), c.Fingerprint != f.origin.Fingerprint,
+		f.adopt, f.acceptGap, f.origin.Diverged, d.fresh, d.lost, f.interrupted() != "":
+		return f.origin.Now
+	}
+	return c.Since
 }

@@ -143,6 +143,9 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	} else if err := s.writeCheckpoint(ctx, r); err != nil {
 		return event.Resume{}, err
 	}
+	if err := s.ensureSecret(ctx); err != nil {
+		return event.Resume{}, err
+	}
 	d.resume.AcceptGap = s.o.AcceptGap
 	// Once is enough: the next session must not pass over another gap unasked.
 	s.o.Adopt, s.o.AcceptGap = false, false
@@ -343,7 +346,7 @@ func (s *Session) messageOf(m *storedMessage) lastMessage {
 	if err != nil {
 		return lastMessage{}
 	}
-	last := lastMessage{ours: true, position: pos}
+	last := lastMessage{ours: true, position: pos, replay: h.Get(event.HeaderReplay) != ""}
 	if id := h.Get(event.HeaderID); len(id) < excerptBytes && !strings.Contains(id, "?") {
 		last.id = id // not cut off and without a replaced character, as a parked event's may be
 	}

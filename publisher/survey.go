@@ -55,6 +55,9 @@ func (p *Publisher) Survey(ctx context.Context, origin event.Origin) (Survey, er
 		return Survey{}, p.classifyConnect(err)
 	}
 	defer s.nc.Close()
+	if _, err := s.readSecret(ctx); err != nil {
+		return Survey{}, err
+	}
 	f, d, err := s.survey(ctx, origin)
 	v := Survey{Exists: s.exists(), Sequence: f.lastSeq, Resume: d.resume, Err: err}
 	if s.info != nil {
@@ -116,6 +119,7 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.
 func pass(f findings, d decision, stored event.Checkpoint, to event.LSN) (record, error) {
 	r := claim(f, d, f.checkpoint.Window)
 	r.Tables = f.checkpoint.Tables // nobody looked at the publications
+	r.Since = nil                  // what is passed over is not stored
 	if d.resume.Skip > 0 {
 		if stored.Events != d.resume.Skip {
 			return r, event.Fail(event.Lost, "start the relay once as it was before, or advance with --leave-checkpoint",

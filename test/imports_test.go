@@ -30,6 +30,7 @@ const (
 	modCobra      = "github.com/spf13/cobra"
 	modPFlag      = "github.com/spf13/pflag"
 	modYAML       = "go.yaml.in/yaml/v3"
+	modCompress   = "github.com/klauspost/compress" // comes with nats.go and client_golang; archives of pruned rows
 
 	modOTel      = "go.opentelemetry.io/otel" // and the modules that it is split into
 	modOTelSDK   = "go.opentelemetry.io/otel/sdk"
@@ -49,7 +50,7 @@ var layers = map[string]layer{
 	"event":       {},
 	"sock":        {},
 	"replication": {ours: []string{"sock"}, drivers: []string{modPGLogRepl, modPGX}},
-	"outbox":      {drivers: []string{modPGX}},
+	"outbox":      {drivers: []string{modPGX, modCompress}},
 	"publisher":   {ours: []string{"sock"}, drivers: []string{modNATS, modNKeys, modNUID}},
 	"slotmgr":     {drivers: []string{modPGX}},
 	"relay":       {},

@@ -54,6 +54,6 @@ if [ ! -x "$dir/bin/python" ]; then
 	"$dir.$$/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements" >&2
 	# Renamed into place, so that nobody meets half of it. Only bin/python, which finds its
 	# packages wherever it is, may be used after that. Somebody else may have been faster.
-	mv -T "$dir.$$" "$dir" 2>/dev/null || [ -x "$dir/bin/python" ]
+	[ -d "$dir" ] || mv "$dir.$$" "$dir"
 fi
 echo "$dir/bin/python"

@@ -144,8 +144,11 @@ func flagError(cmd *cobra.Command, err error) error {
 var errBadValue = errors.New("is not valid")
 
 func flagRemedy(f *pflag.Flag, see string) string {
-	if f.Value.Type() == "duration" {
+	switch f.Value.Type() {
+	case "duration":
 		return "write a number with its unit, such as 200ms, 5s or 1m30s"
+	case "age":
+		return "write a number with its unit, such as 7d, 36h or 1d12h"
 	}
 	return see
 }
@@ -208,6 +211,16 @@ func atMost(n int) cobra.PositionalArgs {
 			return nil
 		}
 		return event.Fail(event.Usage, "usage: "+cmd.UseLine(), "%s does not take the argument %s", cmd.CommandPath(), safe(args[n]))
+	}
+}
+
+// exactly one argument; missing says which.
+func exactly(missing string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return event.Fail(event.Usage, missing, "%s needs an argument", cmd.CommandPath())
+		}
+		return atMost(1)(cmd, args)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 func initCommand(p *process) *cobra.Command {
-	var apply bool
+	var apply, grantDelete bool
 	var role, partitioned string
 	var shards int
 	var emit outbox.Emitting
@@ -50,6 +50,7 @@ else: it belongs into the consumer's database, which --dsn names.`,
 	}
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
+	cmd.Flags().BoolVar(&grantDelete, "grant-delete", false, "let that role delete rows, too, for walrelay prune and --prune-after")
 	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
 	cmd.Flags().IntVar(&shards, "shards", 0, "make so many publications, for relays that share the aggregates; 0 makes one for all")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
@@ -68,8 +69,12 @@ else: it belongs into the consumer's database, which --dsn names.`,
 			if err != nil {
 				return err
 			}
+			if grantDelete && role == "" {
+				return event.Fail(event.Usage, "name the role with --role", "--grant-delete names no role")
+			}
 			steps := make([]step, 0, len(all)+1)
 			for _, s := range all {
+				s.Delete = grantDelete
 				steps = append(steps, tableStep{s})
 			}
 			if cfg.Messages || emit.Function || len(emit.Emitters) > 0 {

@@ -31,7 +31,7 @@ func (f *inboxFlags) used(cmd *cobra.Command) bool {
 // schema refuses flags for what is not made beside an inbox.
 func (f *inboxFlags) schema(cmd *cobra.Command) (inbox.Schema, error) {
 	var others []string
-	for _, name := range []string{"role", "partitioned", "emit-function", "emit-grant", "table", "publication", "messages"} {
+	for _, name := range []string{"role", "partitioned", "shards", "emit-function", "emit-grant", "table", "publication", "messages"} {
 		if flag := cmd.Flags().Lookup(name); flag != nil && flag.Changed {
 			others = append(others, "--"+name)
 		}

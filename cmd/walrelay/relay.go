@@ -34,7 +34,8 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := newMapper(cfg, outboxes)
+	var pub *publisher.Publisher
+	mapper, err := newMapper(cfg, outboxes, outbox.ReplayOptions{Key: replayKey(cfg, &pub), Forged: forged(log)})
 	if err != nil {
 		return err
 	}
@@ -42,13 +43,26 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	var pub *publisher.Publisher
 	var watch *watchpost
 	var meter publisher.Meter
 	var observer relay.Observer
 	if cfg.HTTPAddr != "" {
 		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
 		meter, observer = watch.monitor, watch.monitor
+	}
+	var pruned func(int64, error)
+	if watch != nil {
+		pruned = watch.monitor.Pruned
+	}
+	gardener, err := newGardener(cfg, log, pruned)
+	if err != nil {
+		return err
+	}
+	if gardener != nil {
+		if observer == nil {
+			observer = deaf{}
+		}
+		observer = leaderWatch{observer, gardener}
 	}
 	options := publisherOptions(cfg, mapper, connect)
 	options.Meter, options.Log = meter, log
@@ -122,6 +136,9 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		}
 		defer stop()
 	}
+	if gardener != nil {
+		defer gardener.start(ctx)()
+	}
 	defer onUser1(levels.toggle)()
 	return r.Run(ctx)
 }
@@ -171,8 +188,13 @@ func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
 		o.watch.end()
 		return nil, o.patient(err)
 	}
+	source := &watchedSource{Stream: stream, watch: o.watch, tables: published.Entries}
+	if source.now, err = o.watch.moment(ctx); err != nil {
+		_ = source.Close() // the first failure is the one that counts
+		return nil, o.patient(err)
+	}
 	o.opened = true
-	return &watchedSource{Stream: stream, watch: o.watch, tables: published.Entries}, nil
+	return source, nil
 }
 
 // patient makes a refused login pass once a login has worked: passwords are

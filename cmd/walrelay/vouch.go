@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -72,6 +73,17 @@ func (w *publicationWatch) Vouch(ctx context.Context) (event.LSN, error) {
 	return good, nil
 }
 
+// moment is one at which the slot is there: its session is open.
+func (w *publicationWatch) moment(ctx context.Context) (*event.Mark, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.conn == nil {
+		return nil, errors.New("the connection is lost")
+	}
+	now, err := slotmgr.LookAtMoment(ctx, w.conn)
+	return &now, err
+}
+
 func (w *publicationWatch) look(ctx context.Context, before *slotmgr.Published) (now slotmgr.Published, err error) {
 	if w.conn == nil || w.conn.IsClosed() {
 		if w.conn, err = slotmgr.Connect(ctx, w.pg); err != nil {
@@ -100,11 +112,12 @@ type watchedSource struct {
 	*replication.Stream
 	watch  *publicationWatch
 	tables map[string][]string
+	now    *event.Mark
 }
 
 func (s *watchedSource) Origin() event.Origin {
 	o := s.Stream.Origin()
-	o.Tables = s.tables
+	o.Tables, o.Now = s.tables, s.now
 	return o
 }
 

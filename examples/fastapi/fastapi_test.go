@@ -51,7 +51,7 @@ func newShop(t *testing.T) *shop {
 	s.link, s.js = harness.RunProxy(t, s.nats.Addr()), s.nats.JetStream(t)
 
 	env := []string{"WALRELAY_DSN=" + s.pg.DSN("postgres"), "WALRELAY_NATS_URL=" + s.nats.URL()}
-	for _, args := range []string{"init --apply", "slot create"} {
+	for _, args := range []string{"init --apply", "init --apply --inbox", "slot create"} {
 		if ran := harness.MustRun(t, env, strings.Fields(args)...); ran.Code != 0 {
 			t.Fatalf("walrelay %s: exit code %d\n%s", args, ran.Code, ran.Stderr)
 		}

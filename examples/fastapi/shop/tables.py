@@ -1,4 +1,4 @@
-"""All tables. `python -m shop.tables` makes those that are missing, all but the outbox."""
+"""All tables. `python -m shop.tables` makes those of the shop, walrelay makes the others."""
 
 import asyncio
 from datetime import datetime
@@ -34,7 +34,7 @@ class Outbox(Base):
 
 
 class Inbox(Base):
-    """The events that a consumer has handled, by their Outbox-Id."""
+    """The table of `walrelay init --apply --inbox`: what a consumer has handled, by Outbox-Id."""
 
     __tablename__ = "inbox"
 
@@ -71,9 +71,9 @@ class Shipment(Base):
 
 
 async def main() -> None:
-    ours = [table for table in Base.metadata.sorted_tables if table is not Outbox.__table__]
+    shop = [Base.metadata.tables[name] for name in ("orders", "stock", "shipments")]
     async with engine.begin() as connection:
-        await connection.run_sync(Base.metadata.create_all, tables=ours)
+        await connection.run_sync(Base.metadata.create_all, tables=shop)
         pens = insert(Stock).values(product="pen", units=1000)
         await connection.execute(pens.on_conflict_do_nothing())
     await engine.dispose()
