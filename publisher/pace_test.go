@@ -2,11 +2,13 @@ package publisher
 
 import (
 	"bufio"
-	"fmt"
+	"bytes"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,36 +18,44 @@ import (
 )
 
 // broker is a peer by script: it stores one message after the other, each in
-// its own time, or batches at a time, and answers over a link of its own length.
+// its own time, and answers over a link of its own length.
 type broker struct {
-	link  time.Duration // one way
-	each  time.Duration // to store a message
-	group int           // messages that are stored as fast as one
-
+	link atomic.Int64 // one way, a time.Duration
+	each atomic.Int64 // to store a message, likewise
 	done sync.WaitGroup
+}
+
+func newBroker(link, each time.Duration) *broker {
+	b := &broker{}
+	b.link.Store(int64(link))
+	b.each.Store(int64(each))
+	return b
+}
+
+// answer is what the broker sends, and when.
+type answer struct {
+	text string
+	due  time.Time
 }
 
 // serve answers what comes on conn, in a bubble's time.
 func (b *broker) serve(conn net.Conn) {
-	type answer struct {
-		text string
-		due  time.Time
-	}
 	answers := make(chan answer, 1<<16)
 	defer b.done.Wait()
 	defer close(answers)
 	b.done.Go(func() {
 		for a := range answers {
-			<-time.After(time.Until(a.due))
+			if d := time.Until(a.due); d > 0 {
+				<-time.After(d)
+			}
 			if _, err := io.WriteString(conn, a.text); err != nil {
 				return
 			}
 		}
 	})
 	var busy time.Time // until when the broker has to do
-	count := 0
 	var rest []byte
-	buf := make([]byte, 1<<20)
+	buf := make([]byte, 1<<16)
 	for {
 		n, err := conn.Read(buf)
 		if err != nil {
@@ -53,26 +63,27 @@ func (b *broker) serve(conn net.Conn) {
 		}
 		rest = append(rest, buf[:n]...)
 		for {
-			line, after, ok := strings.Cut(string(rest), "\r\n")
-			var subject, reply string
-			var header, size int
-			if ok {
-				if _, err := fmt.Sscanf(line, "HPUB %s %s %d %d", &subject, &reply, &header, &size); err != nil {
-					panic(line)
-				}
-			}
-			if !ok || len(after) < size+2 {
+			line, after, ok := bytes.Cut(rest, crlf)
+			if !ok {
 				break
 			}
-			rest = []byte(after[size+2:])
-			if arrives := time.Now().Add(b.link); busy.Before(arrives) {
+			f := bytes.Fields(line) // HPUB subject reply header size
+			size, err := strconv.Atoi(string(f[4]))
+			if err != nil {
+				panic(err)
+			}
+			if len(after) < size+2 {
+				break
+			}
+			link := time.Duration(b.link.Load())
+			if arrives := time.Now().Add(link); busy.Before(arrives) {
 				busy = arrives
 			}
-			if count++; count%max(b.group, 1) == 0 {
-				busy = busy.Add(b.each)
-			}
-			ack := fmt.Sprintf(`{"stream":"orders","seq":%s}`, reply[strings.LastIndexByte(reply, '.')+1:])
-			answers <- answer{fmt.Sprintf("MSG %s 1 %d\r\n%s\r\n", reply, len(ack), ack), busy.Add(b.link)}
+			busy = busy.Add(time.Duration(b.each.Load()))
+			reply := string(f[2])
+			ack := `{"stream":"orders","seq":` + reply[strings.LastIndexByte(reply, '.')+1:] + "}"
+			answers <- answer{"MSG " + reply + " 1 " + strconv.Itoa(len(ack)) + "\r\n" + ack + "\r\n", busy.Add(link)}
+			rest = after[size+2:]
 		}
 	}
 }
@@ -141,13 +152,13 @@ func TestWindowFitsTheBroker(t *testing.T) {
 		least, max  uint64  // the window at the end
 		wants, upTo float64 // events a second
 	}{
-		{"slow disk", &broker{each: 10 * time.Millisecond}, 2048, 8 * time.Second, windowLeast, 40, 97, 103},
-		{"syncs each message", &broker{each: 300 * time.Microsecond}, 2048, 4 * time.Second, 40, 200, 3200, 3400},
-		{"fast", &broker{each: 5 * time.Microsecond}, 2048, 300 * time.Millisecond, 2048, 2048, 195_000, 204_000},
-		{"fast, small limit", &broker{each: 5 * time.Microsecond}, 100, 300 * time.Millisecond, 100, 100, 100_000, 204_000},
-		{"long way", &broker{link: 25 * time.Millisecond, each: 30 * time.Microsecond}, 4096, 4 * time.Second, 2000, 4096, 32_000, 34_000},
-		{"long way, limited by the window", &broker{link: 25 * time.Millisecond, each: 5 * time.Microsecond}, 2048, 4 * time.Second, 2048, 2048, 33_000, 41_000},
-		{"long way, slow", &broker{link: 25 * time.Millisecond, each: 10 * time.Millisecond}, 2048, 8 * time.Second, windowLeast, 50, 97, 103},
+		{"slow disk", newBroker(0, 10*time.Millisecond), 2048, 8 * time.Second, windowLeast, 40, 97, 103},
+		{"syncs each message", newBroker(0, 300*time.Microsecond), 2048, 4 * time.Second, 40, 200, 3200, 3400},
+		{"fast", newBroker(0, 5*time.Microsecond), 2048, 300 * time.Millisecond, 2048, 2048, 195_000, 204_000},
+		{"fast, small limit", newBroker(0, 5*time.Microsecond), 100, 100 * time.Millisecond, 100, 100, 100_000, 204_000},
+		{"long way", newBroker(25*time.Millisecond, 30*time.Microsecond), 4096, 1500 * time.Millisecond, 2000, 4096, 32_000, 34_000},
+		{"long way, limited by the window", newBroker(25*time.Millisecond, 5*time.Microsecond), 2048, 1500 * time.Millisecond, 2048, 2048, 33_000, 41_000},
+		{"long way, slow", newBroker(25*time.Millisecond, 10*time.Millisecond), 2048, 8 * time.Second, windowLeast, 50, 97, 103},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -167,7 +178,7 @@ func TestWindowFitsTheBroker(t *testing.T) {
 // A link may become a longer one, and a broker slower or faster, while events flow.
 func TestWindowFollows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &broker{each: 100 * time.Microsecond}
+		b := newBroker(0, 100*time.Microsecond)
 		s, end := against(t, b, 2048)
 		defer end()
 		n := 0
@@ -183,17 +194,17 @@ func TestWindowFollows(t *testing.T) {
 		if limit < 200 || limit > 600 || rate < 9900 {
 			t.Errorf("at 10,000 a second: window %d, %.0f events/s", limit, rate)
 		}
-		b.each = 5 * time.Millisecond
+		b.each.Store(int64(5 * time.Millisecond))
 		run(5 * time.Second)
 		if limit, rate = run(time.Second); limit > 32 || rate < 190 {
 			t.Errorf("at 200 a second: window %d, %.0f events/s", limit, rate)
 		}
-		b.each = 100 * time.Microsecond
+		b.each.Store(int64(100 * time.Microsecond))
 		run(time.Second)
 		if limit, rate = run(500 * time.Millisecond); limit < 200 || rate < 9900 {
 			t.Errorf("at 10,000 a second again: window %d, %.0f events/s", limit, rate)
 		}
-		b.link = 25 * time.Millisecond
+		b.link.Store(int64(25 * time.Millisecond))
 		run(13 * time.Second) // more than a least round trip is believed
 		if limit, rate = run(time.Second); limit < 500 || rate < 9000 {
 			t.Errorf("at 10,000 a second behind a long link: window %d, %.0f events/s", limit, rate)
@@ -204,7 +215,7 @@ func TestWindowFollows(t *testing.T) {
 // Without anything more to send, a low rate says nothing about the broker.
 func TestWindowIsNotShrunkByLittleToDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, end := against(t, &broker{each: 5 * time.Microsecond}, 2048)
+		s, end := against(t, newBroker(0, 5*time.Microsecond), 2048)
 		defer end()
 		n := 0
 		for range 20_000 {

@@ -253,8 +253,15 @@ func (w *world) judge(ctx context.Context, took time.Duration, drained bool) {
 
 // deadLetters wants a dead letter for each marker, and no other.
 func (w *world) deadLetters(ctx context.Context, stored []harness.Stored) {
-	letters, err := harness.ReadStream(ctx, w.js, stream+"_DLQ")
-	if err != nil {
+	var letters []harness.Stored
+	var err error
+	// A stream without a leader does not answer, and a question to it is lost.
+	if !until(ctx, 100*time.Millisecond, func() bool {
+		try, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		letters, err = harness.ReadStream(try, w.js, stream+"_DLQ")
+		return err == nil
+	}) {
 		w.fail("%v", err)
 		return
 	}
