@@ -46,8 +46,7 @@ func (s *Session) openStream(ctx context.Context) error {
 		if err == nil {
 			s.o.Log.Info("created stream", "stream", s.o.Stream, "subjects", s.subjects())
 		}
-		var api *jetstream.APIError
-		if errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap {
+		if overlaps(err) {
 			return event.Fail(event.Precondition,
 				fmt.Sprintf("choose other subjects with --subject, or name the stream that has them with --stream: nats stream ls --subject '%s'",
 					strings.Join(s.o.Subjects, "' or '")),
@@ -90,11 +89,44 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil
 		}
+		if overlaps(err) {
+			return event.Fail(event.Precondition,
+				fmt.Sprintf("%s: nats stream ls --subject '%s>'", s.o.freeLetters(), s.o.deadLetterPrefix()),
+				"create dead-letter stream %q: %w", s.o.DeadLetters, err)
+		}
 	}
 	if err != nil {
 		return streamError(s.o.DeadLetters, err)
 	}
 	return nil
+}
+
+// overlaps reports whether a stream was refused for subjects that another one has.
+func overlaps(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap
+}
+
+// freeLetters says how the dead-letter stream gets its subjects.
+func (o *Options) freeLetters() string {
+	return fmt.Sprintf("take %s> out of the stream that has it, name another stream with --dead-letter-stream, or run with --on-poison halt", o.deadLetterPrefix())
+}
+
+// holders are the streams that have subjects in common with the filters.
+func (s *Session) holders(ctx context.Context, filters []string) ([]string, error) {
+	var names []string
+	for _, f := range filters {
+		list := s.js.StreamNames(ctx, jetstream.WithStreamListSubject(f))
+		for name := range list.Name() {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		if err := list.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
 }
 
 func description(shared bool) string {
