@@ -32,6 +32,7 @@ const (
 	codeMirrorPublish     = 10055
 	codeMessageTTLInvalid = 10165
 	codeSubjectOverlap    = 10065
+	codeInvalidStream     = 10052
 )
 
 // apiError is the error object of a JetStream reply.

@@ -52,6 +52,10 @@ func (s *Session) openStream(ctx context.Context) error {
 					strings.Join(s.o.Subjects, "' or '")),
 				"create stream %q: %w", s.o.Stream, err)
 		}
+		var api *jetstream.APIError
+		if errors.As(err, &api) && api.ErrorCode == codeInvalidStream {
+			return event.Fail(event.Precondition, ownToken, "create stream %q: %w", s.o.Stream, err)
+		}
 	}
 	if err != nil {
 		return streamError(s.o.Stream, err)
@@ -105,6 +109,39 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 func overlaps(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap
+}
+
+// ownToken is the remedy for subjects that no stream can have.
+const ownToken = "begin --subject with a word of its own, such as outbox.{aggregate_type}.{event_type}, or make the stream by hand with the subjects that occur"
+
+// impossible says why no stream can have these subjects beside the relay's
+// others, "" when one can. The rules are those of checkStreamCfg in the server.
+func impossible(subjects []string, others ...string) string {
+	for i, f := range subjects {
+		if first, _, _ := strings.Cut(f, "."); first == ">" || first == "*" {
+			return fmt.Sprintf("subject %s takes in those of the server's API", f)
+		}
+		for _, g := range slices.Concat(subjects[i+1:], others) {
+			if collide(f, g) {
+				return fmt.Sprintf("subjects %s and %s overlap", f, g)
+			}
+		}
+	}
+	return ""
+}
+
+// collide reports whether two filters have a subject in common.
+func collide(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		switch {
+		case as[i] == ">" || bs[i] == ">":
+			return true
+		case as[i] != bs[i] && as[i] != "*" && bs[i] != "*":
+			return false
+		}
+	}
+	return len(as) == len(bs)
 }
 
 // freeLetters says how the dead-letter stream gets its subjects.
@@ -191,8 +228,11 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 		fmt.Sprintf("is shared and has a dedup window of only %s: an event that is published again later than that is stored twice", c.Duplicates),
 		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
 	for _, f := range o.Subjects {
-		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f),
-			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ",")))
+		remedy := fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ","))
+		if impossible([]string{f}, o.markerSubject()) != "" {
+			remedy = ownToken
+		}
+		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f), remedy)
 	}
 	return found
 }

@@ -222,8 +222,16 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 	}
 	switch {
 	case !s.exists() && p.o.Create:
-		r.Findings = append(r.Findings, s.creatable(ctx, "stream", p.o.Stream, s.subjects(),
-			"choose other subjects with --subject, or name the stream that has them with --stream"))
+		var letters []string
+		if p.o.Park {
+			letters = append(letters, p.o.deadLetterPrefix()+">")
+		}
+		if why := impossible(s.subjects(), letters...); why != "" {
+			add(event.FAIL, "stream", ownToken, "stream %q does not exist, and cannot be created: %s", p.o.Stream, why)
+		} else {
+			r.Findings = append(r.Findings, s.creatable(ctx, "stream", p.o.Stream, s.subjects(),
+				"choose other subjects with --subject, or name the stream that has them with --stream"))
+		}
 		r.Limits.Subjects = s.subjects()
 	case !s.exists():
 		add(event.FAIL, "stream", fmt.Sprintf("start with --create-stream, or run: nats stream add %s --subjects '%s' --storage file --defaults",

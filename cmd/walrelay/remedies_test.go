@@ -63,6 +63,17 @@ func TestCommandsNameWhatIsMissing(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), "LETTERS"); err != nil {
 		t.Fatal(err)
 	}
+	// No stream can have these.
+	for subject, why := range map[string]string{
+		"{aggregate_type}.{event_type}":   "subject > takes in those of the server's API",
+		"walrelay.{event_type}":           "subjects walrelay.> and walrelay.parked.NEW overlap",
+		"walrelay.dlq.NEW.{aggregate_id}": "subjects walrelay.dlq.NEW.> and walrelay.dlq.NEW.> overlap",
+	} {
+		b.run("check", "--create-stream", "--stream", "NEW", "--subject", subject).want(t, exitPrecondition, "FAIL  stream ", why, "begin --subject with a word of its own")
+		if !strings.Contains(subject, "dlq") {
+			b.ended("--stream", "NEW", "--subject", subject).want(t, exitPrecondition, `error: create stream "NEW": `, "hint: begin --subject with a word of its own")
+		}
+	}
 	stop := b.relay()
 	b.stored(1)
 	stop().want(t, exitOK)
