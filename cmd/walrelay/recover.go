@@ -72,7 +72,7 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 		}
 		fmt.Fprintf(out, "slot %s %s, begins at %s\n", name, what, result.Begin)
 		for _, table := range slices.Sorted(maps.Keys(result.From)) {
-			fmt.Fprintf(out, "table %s: rows with %s compared with the stream, those before count as published\n", table, result.From[table])
+			fmt.Fprintf(out, "table %s: rows with %s compared with the stream, the others count as published\n", table, result.From[table])
 		}
 		fmt.Fprintf(out, "%d rows compared: %d were in the stream, %d published, %d of these parked\n",
 			result.Seen, result.Stored, result.Published, result.Parked)
