@@ -56,8 +56,8 @@ check: fmt-check vet lint tidy-check servers ## what a commit must pass, without
 	$(GO) test -count 1 -run '^TestHouse' ./test
 	$(RACE) $(UNITS)
 
-chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3); without any of them the fixed set
-	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
+chaos: servers ## schedules of faults: SEED (1), N (1), REPLICAS (1 or 3), MODE (auto, chain, sparse, atomic); without any of them the fixed set
+	PGBIN=$$(tools/postgres.sh) && export PGBIN && $(if $(SEED)$(N)$(REPLICAS)$(MODE),CHAOS_SEED=$(or $(SEED),1) CHAOS_N=$(or $(N),1) CHAOS_REPLICAS=$(or $(REPLICAS),1) CHAOS_MODE=$(or $(MODE),auto) )$(GO) test -count 1 -timeout 0 -v -run '^TestSchedules' ./test/chaos
 
 fuzz: ## each fuzz target for FUZZTIME (1m)
 	tools/fuzz.sh $(FUZZTIME)

@@ -59,6 +59,7 @@ type NATS struct {
 	Password Secret
 	Token    Secret
 	TLS      TLS
+	Sync     Sync // when the server syncs its files
 }
 
 // TLS names PEM files; empty ones leave the system's defaults.
@@ -110,12 +111,34 @@ type Stream struct {
 	Name             string
 	Create           bool // create what is missing
 	Shared           bool // it has other writers
+	PublishMode      PublishMode
 	Replicas         int
 	DeadLetters      string // stream of the parked events
 	CheckpointBucket string // KV bucket
 	Adopt            bool   // take over a checkpoint of another owner, once
 	AcceptGap        bool   // go on over a known gap, once
 }
+
+// Sync is what is known of the server's sync_interval.
+type Sync string
+
+// What may be known.
+const (
+	SyncUnknown  Sync = "unknown"
+	SyncAlways   Sync = "always"
+	SyncInterval Sync = "interval"
+)
+
+// PublishMode says how messages ask for their acks.
+type PublishMode string
+
+// The modes.
+const (
+	PublishAuto   PublishMode = "auto"
+	PublishChain  PublishMode = "chain"
+	PublishSparse PublishMode = "sparse"
+	PublishAtomic PublishMode = "atomic"
+)
 
 // OnPoison says what happens to an event that can never be stored.
 type OnPoison string

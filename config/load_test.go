@@ -47,13 +47,13 @@ func mustLoad(t *testing.T, file string, env []string, args ...string) *Config {
 func TestDefaults(t *testing.T) {
 	got := mustLoad(t, "", nil)
 	want := &Config{
-		NATS:         NATS{URL: NewSecret("nats://127.0.0.1:4222", "nats://127.0.0.1:4222")},
+		NATS:         NATS{URL: NewSecret("nats://127.0.0.1:4222", "nats://127.0.0.1:4222"), Sync: SyncUnknown},
 		Slot:         "walrelay",
 		Publications: []string{"walrelay"}, Tables: []Table{{Name: "public.outbox"}}, MessagePrefix: "walrelay",
 		Route:    Route{By: "aggregate_type"},
-		Stream:   Stream{Name: "OUTBOX", Replicas: 1, DeadLetters: "OUTBOX_DLQ", CheckpointBucket: "walrelay"},
+		Stream:   Stream{Name: "OUTBOX", PublishMode: PublishAuto, Replicas: 1, DeadLetters: "OUTBOX_DLQ", CheckpointBucket: "walrelay"},
 		OnPoison: Park, MaxParkedInRow: 100,
-		Window: 2048, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
+		Window: 4096, WindowBytes: 16 << 20, AckTimeout: 2 * time.Second, DrainTimeout: 10 * time.Second, StatusInterval: time.Second,
 		Backoff: Backoff{100 * time.Millisecond, 10 * time.Second}, Prune: Prune{Every: 10 * time.Minute}, Log: Log{Level: slog.LevelInfo, Format: LogAuto},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -76,6 +76,10 @@ func TestPrecedence(t *testing.T) {
 			return [3]string{"auto", "json", "text"}
 		case o.name == "on-poison":
 			return [3]string{"park", "park-aggregate", "halt"}
+		case o.name == "publish-mode":
+			return [3]string{"chain", "sparse", "atomic"}
+		case o.name == "nats-sync":
+			return [3]string{"unknown", "interval", "always"}
 		case o.name == "route-by":
 			return [3]string{"aggregate_id", "event_type", "aggregate_type"}
 		case o.name == "type-subject":

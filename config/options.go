@@ -177,6 +177,10 @@ var options = []*option{
 		name: "nats-tls-first", path: "nats.tls.first", group: Broker, def: "false", help: "begin TLS before the server's first word",
 		set: boolean(func(c *Config) *bool { return &c.NATS.TLS.First }),
 	},
+	{
+		name: "nats-sync", path: "nats.sync", group: Broker, arg: "when", def: string(SyncUnknown), help: "the server's sync_interval, which no client can see: always, interval (any time) or unknown",
+		set: oneOf(func(c *Config) *Sync { return &c.NATS.Sync }, SyncUnknown, SyncAlways, SyncInterval),
+	},
 
 	{
 		name: "stream", path: "stream.name", group: Streams, arg: "name", def: "OUTBOX", help: "JetStream stream to publish to",
@@ -189,6 +193,10 @@ var options = []*option{
 	{
 		name: "shared-stream", path: "stream.shared", group: Streams, def: "false", help: "the stream has other writers: slower, and nothing twice only within its dedup window",
 		set: boolean(func(c *Config) *bool { return &c.Stream.Shared }),
+	},
+	{
+		name: "publish-mode", path: "stream.publish_mode", group: Streams, arg: "mode", def: string(PublishAuto), help: "an ack for each message (chain), for some (sparse) or for each atomic batch (atomic); auto takes chain, and atomic with --nats-sync always",
+		set: oneOf(func(c *Config) *PublishMode { return &c.Stream.PublishMode }, PublishAuto, PublishChain, PublishSparse, PublishAtomic),
 	},
 	{
 		name: "stream-replicas", path: "stream.replicas", group: Streams, arg: "n", def: "1", help: "replicas of a stream that is created",
@@ -230,7 +238,7 @@ var options = []*option{
 		set: number(func(c *Config) *int { return &c.MaxParkedInRow }, 0, 1<<31-1),
 	},
 	{
-		name: "window", path: "window", group: Relay, arg: "n", def: "2048", help: "events in flight at most",
+		name: "window", path: "window", group: Relay, arg: "n", def: "4096", help: "events in flight at most; a slow broker has fewer",
 		set: number(func(c *Config) *int { return &c.Window }, 1, 1<<20),
 	},
 	{

@@ -15,6 +15,7 @@ const (
 	HeaderReason        = "Outbox-Reason"
 	HeaderSubject       = "Outbox-Subject"
 	HeaderContentType   = "Content-Type"
+	HeaderReplay        = "Outbox-Replay"
 )
 
 // Event is what becomes one message of the stream. The relay reuses one Event
@@ -34,7 +35,21 @@ type Event struct {
 	EventType     []byte
 	XID           uint32
 	CommitTime    time.Time
+
+	// Replay says that the event is published again, or now after all; nil for
+	// all that come by themselves.
+	Replay *Replay
 }
+
+// Replay is what is special about an event that an operator had published again.
+type Replay struct {
+	Run    string // of which it is part; header Outbox-Replay
+	KeepID bool   // its Nats-Msg-Id is the original's
+	Letter string // subject of the dead letter that it stands for; "" for a row that is published again
+}
+
+// Redelivered reports whether e stands for a dead letter.
+func (e *Event) Redelivered() bool { return e.Replay != nil && e.Replay.Letter != "" }
 
 // Header is one header line of a message. The value has no line breaks.
 type Header struct {

@@ -95,7 +95,11 @@ const (
 	ReasonAggregate     Reason = "aggregate"      // an earlier event of its aggregate is parked
 )
 
-// Reasons are all of them.
+// ReasonReplayed is for an event that is refused because it is stored already:
+// another replay was first. Nothing is parked for it.
+const ReasonReplayed Reason = "replayed"
+
+// Reasons are those for which events are parked.
 var Reasons = []Reason{
 	ReasonTooLarge, ReasonHeaders, ReasonSubject, ReasonContent, ReasonNullID, ReasonDuplicateID, ReasonNotAuthorized, ReasonRefused, ReasonAggregate,
 }

@@ -13,13 +13,13 @@ import (
 
 // descs are the metrics, by name without their prefix.
 type descs struct {
-	lagBytes, lagSeconds                                         *prometheus.Desc
-	retained, safe, active, walStatus                            *prometheus.Desc
-	received, confirmed                                          *prometheus.Desc
-	inFlight, published, duplicates, errors, letters, reconnects *prometheus.Desc
-	delivery, ack                                                *prometheus.Desc
-	leader, state, up, build                                     *prometheus.Desc
-	pruned, pruneFailures                                        *prometheus.Desc
+	lagBytes, lagSeconds                                                          *prometheus.Desc
+	retained, safe, active, walStatus                                             *prometheus.Desc
+	received, confirmed                                                           *prometheus.Desc
+	inFlight, window, published, duplicates, errors, letters, refused, reconnects *prometheus.Desc
+	delivery, ack                                                                 *prometheus.Desc
+	leader, state, up, build                                                      *prometheus.Desc
+	pruned, pruneFailures                                                         *prometheus.Desc
 }
 
 func (m *Monitor) describe() descs {
@@ -47,6 +47,8 @@ func (m *Monitor) describe() descs {
 			"Confirmed flush LSN of the slot, as a byte position."),
 		inFlight: desc("inflight_events",
 			"Events that were sent and wait for their acks."),
+		window: desc("window_events",
+			"Events that may be in flight now: as many as a round trip to the broker needs, --window at most. Missing without a session."),
 		published: desc("events_published_total",
 			"Events that the stream has acked. One whose ack was lost is not counted."),
 		duplicates: desc("publish_duplicates_total",
@@ -55,6 +57,8 @@ func (m *Monitor) describe() descs {
 			"Publishing sessions that failed, by reason.", "reason"),
 		letters: desc("dead_letters_total",
 			"Events that were parked in the dead-letter stream, by reason.", "reason"),
+		refused: desc("replays_refused_total",
+			"Events that were to be published again and could not be, by reason.", "reason"),
 		reconnects: desc("reconnects_total",
 			"Sessions that ended or could not be opened and are tried again, by the side at fault. A standby's tries are not counted.", "side"),
 		delivery: desc("delivery_lag_seconds",
@@ -97,7 +101,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	d := c.d
 	for _, desc := range []*prometheus.Desc{
 		d.lagBytes, d.lagSeconds, d.retained, d.safe, d.active, d.walStatus, d.received, d.confirmed,
-		d.inFlight, d.published, d.duplicates, d.errors, d.letters, d.reconnects,
+		d.inFlight, d.window, d.published, d.duplicates, d.errors, d.letters, d.refused, d.reconnects,
 		d.delivery, d.ack, d.leader, d.state, d.up, d.build,
 		d.pruned, d.pruneFailures,
 	} {
@@ -137,6 +141,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counters(d.errors, failures)
 	parked, reconnects := m.counts()
 	counters(d.letters, parked)
+	counters(d.refused, m.refusals())
 	counters(d.reconnects, reconnects)
 
 	counter(d.pruned, m.pruned.Load())
@@ -162,6 +167,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(d.received, float64(received))
 	}
 	gauge(d.inFlight, float64(v.inFlight))
+	if v.how.Window > 0 {
+		gauge(d.window, float64(v.how.Window))
+	}
 	gauge(d.leader, truth(v.holding()))
 	for _, s := range relay.States {
 		gauge(d.state, truth(v.state.State == s), s.String())
@@ -178,6 +186,13 @@ func (m *Monitor) counts() (parked, reconnects map[string]uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return maps.Clone(m.parked), maps.Clone(m.reconnects)
+}
+
+// refusals are copies of what Refused counts.
+func (m *Monitor) refusals() map[string]uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.refused)
 }
 
 func truth(b bool) float64 {

@@ -29,6 +29,9 @@ type Report struct {
 
 	Published   uint64            `json:"events_published"`
 	InFlight    uint64            `json:"inflight_events"`
+	Window      uint64            `json:"window_events"` // that may be in flight now; 0 without a session
+	PublishMode string            `json:"publish_mode,omitempty"`
+	PublishWhy  string            `json:"publish_mode_reason,omitempty"`
 	DeadLetters map[string]uint64 `json:"dead_letters"`
 	Reconnects  map[string]uint64 `json:"reconnects"`
 
@@ -69,7 +72,8 @@ func (m *Monitor) Report() Report {
 		Stuck: m.stuck(&v), NotReady: m.notReady(&v),
 		State: v.state.State.String(), Since: v.state.since, Started: m.began, Side: v.state.Side,
 		Slot: m.o.Slot, Database: m.o.Database, Stream: m.o.Stream, Version: m.o.Version,
-		Published: m.published(), InFlight: v.inFlight, DeadLetters: parked, Reconnects: reconnects,
+		Published: m.published(), InFlight: v.inFlight, Window: v.how.Window,
+		PublishMode: v.how.Mode, PublishWhy: v.how.Reason, DeadLetters: parked, Reconnects: reconnects,
 		LagBasis: v.basis, Postgres: PostgresReport{Up: v.postgresUp()},
 		Estimate: v.estimate,
 	}

@@ -21,10 +21,19 @@ type Options struct {
 	// first of them was committed. It may be called from any goroutine.
 	InFlight func() (events uint64, oldest time.Time)
 
+	Publishing func() Publishing // from any goroutine, too; nil when that is not known
+
 	Failures []string // what Failed is told
 
 	StatusInterval time.Duration // between ticks of the relay; 1 s
 	AckTimeout     time.Duration // longest wait for an ack; 2 s
+}
+
+// Publishing says how events are published now.
+type Publishing struct {
+	Mode   string // "" before the first session
+	Reason string // why that one
+	Window uint64 // events that may be in flight now; 0 without a session
 }
 
 // How long the parts may take before something is wrong with them. Those that
@@ -51,6 +60,7 @@ type Monitor struct {
 	slot  slot
 
 	parked     map[string]uint64
+	refused    map[string]uint64
 	reconnects map[string]uint64
 
 	pruned, pruneFailures atomic.Uint64
@@ -104,6 +114,7 @@ func New(o Options) *Monitor {
 		meter:      meter{failures: zeroes(o.Failures)},
 		state:      state{Status: relay.Status{State: relay.Connecting}, since: now, newsAt: now},
 		parked:     zeroes(reasons()),
+		refused:    zeroes(append(reasons(), string(event.ReasonReplayed))),
 		reconnects: zeroes(relay.Sides),
 	}
 }
@@ -172,6 +183,13 @@ func (m *Monitor) Pruned(rows int64, err error) {
 	}
 }
 
+// Refused implements relay.Observer.
+func (m *Monitor) Refused(r event.Reason) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refused[known(m.refused, string(r))]++
+}
+
 // Sampled takes a sample of the slot, or the error for which there is none.
 func (m *Monitor) Sampled(s Sample, err error) {
 	published := m.published()
@@ -214,6 +232,7 @@ type view struct {
 	err      error   // of the last read
 	estimate Estimate
 	inFlight uint64
+	how      Publishing
 	lag      time.Duration
 	basis    string // of lag; "" when it is not known
 }
@@ -230,6 +249,9 @@ func (m *Monitor) view() view {
 	v := view{now: time.Now()}
 	var oldest time.Time
 	v.inFlight, oldest = m.o.InFlight()
+	if m.o.Publishing != nil {
+		v.how = m.o.Publishing()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	v.state, v.ticks, v.err = m.state, m.ticks, m.slot.err

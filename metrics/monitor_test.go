@@ -29,14 +29,16 @@ type bench struct {
 	*Monitor
 	inFlight uint64
 	oldest   time.Time
+	how      Publishing
 }
 
 func newBench(t *testing.T) *bench {
 	b := &bench{T: t}
 	b.Monitor = New(Options{
 		Slot: "orders", Database: "shop", Stream: "ORDERS", Version: "v1", Commit: "abc",
-		InFlight: func() (uint64, time.Time) { return b.inFlight, b.oldest },
-		Failures: []string{"ack_timeout", "connection"},
+		InFlight:   func() (uint64, time.Time) { return b.inFlight, b.oldest },
+		Publishing: func() Publishing { return b.how },
+		Failures:   []string{"ack_timeout", "connection"},
 	})
 	return b
 }
@@ -115,6 +117,7 @@ func TestNamesHelpAndLabels(t *testing.T) {
 	b := newBench(t)
 	b.streams()
 	safe := int64(5)
+	b.how = Publishing{Mode: "chain", Window: 2048}
 	b.Sampled(Sample{At: time.Now(), WALEnd: 1, SafeBytes: &safe, WALStatus: "reserved"}, nil)
 	b.Acked(1, time.Millisecond, time.Microsecond)
 	b.Rest()

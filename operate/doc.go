@@ -13,6 +13,14 @@
 //  3. Advance only a slot that nobody reads. It tells every event that is
 //     skipped before it changes anything, moves the checkpoint, then the slot.
 //
+// # Replay
+//
+// Stored rows and dead letters are published again by the relay, which stays the
+// only writer of its stream: a job writes signed messages into the log, each
+// transaction of them as a whole or not at all. The record of a run is written
+// before each commit and names the transaction, so that whoever goes on with it asks
+// Postgres what became of the last one.
+//
 // # Backfill
 //
 // A job reads the rows of the outbox tables in a snapshot, publishes those that
@@ -72,6 +80,8 @@
 // | ahead.go    | the events that the slot sends and the stream has not   |
 // | event.go    | an event that outlives its record, as JSON              |
 // | advance.go  | passing over events, with an audit                      |
+// | replay.go   | stored rows published again, run by run                 |
+// | redeliver.go| dead letters published after all                        |
 // | fit.go      | whether the table's rows fit the stream                 |
 // | prune.go    | which rows are published and may be deleted             |
 // | standing.go | how far Postgres, relay and stream are apart            |

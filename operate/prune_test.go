@@ -29,6 +29,7 @@ type plot struct {
 	asked   []string
 	deleted []string
 	looks   int
+	arrives int // look at which the last slot is confirmed
 }
 
 func newPlot() *plot {
@@ -79,8 +80,14 @@ func (p *plot) Drop(_ context.Context, part PrunePartition, judge func(PruneRow)
 func (p *plot) job() Prune {
 	ask := func(what string) { p.asked = append(p.asked, what) }
 	return Prune{
-		Horizon:  func(context.Context) (Horizon, error) { ask("horizon"); return p.horizon, nil },
-		Places:   func(context.Context) ([]Place, error) { p.looks++; ask("places"); return p.places, nil },
+		Horizon: func(context.Context) (Horizon, error) { ask("horizon"); return p.horizon, nil },
+		Places: func(context.Context) ([]Place, error) {
+			ask("places")
+			if p.looks++; p.looks == p.arrives {
+				p.places[len(p.places)-1].Confirmed = p.horizon.LSN
+			}
+			return p.places, nil
+		},
 		Evidence: func(context.Context) (Evidence, error) { ask("evidence"); return p.evidence, nil },
 		Parked:   func(context.Context) (Parked, error) { ask("parked"); return p, nil },
 		Entries:  func(context.Context) (map[string][]string, error) { ask("entries"); return p.entries, nil },
@@ -185,7 +192,7 @@ func TestPruneWaitsForEverySlot(t *testing.T) {
 		job := p.job()
 		told := ""
 		job.Waiting = func(slot string, lsn event.LSN) { told += slot + " " + lsn.String() }
-		time.AfterFunc(10*time.Second+time.Millisecond, func() { p.places[1].Confirmed = 100 })
+		p.arrives = 12
 		r, err := job.Run(t.Context())
 		if err != nil || r.Deleted() != 1 || told != "late 0/64" || p.looks != 12 {
 			t.Errorf("%d deleted after %d looks, told %q, %v", r.Deleted(), p.looks, told, err)

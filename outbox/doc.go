@@ -85,5 +85,6 @@
 //	cloudevents.go  ce- headers            rows.go     rows that are chosen
 //	prune.go    deleting rows              archive.go  the file that gets them before
 //	partition.go  dropping partitions      lock_*.go   one writer of that file
+//	replay.go   events that are published again   range.go  the rows of them
 //	reader.go   all rows, in one snapshot  sample.go   rows in the table, as events they would become
 package outbox

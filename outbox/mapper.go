@@ -37,6 +37,8 @@ type Mapping struct {
 
 	Messages bool   // honour logical messages
 	Prefix   string // of the messages that are honoured; "" is "walrelay"
+
+	Replay ReplayOptions
 }
 
 // Override is the subject of the events of a type.
@@ -86,6 +88,8 @@ type Mapper struct {
 	tables   map[string]*source // by schema and name
 	renamed  map[uint32]*source // by OID, for rows of a table whose name was another one when they were written
 	messages *source            // nil when messages are not honoured
+	replays  *replays           // nil when replays are not
+	override *template          // of the replay that is mapped; nil for none
 	filters  []string
 
 	last  compiled
@@ -248,8 +252,14 @@ func NewMapper(m Mapping) (*Mapper, error) {
 		if badValue([]byte(prefix)) {
 			errs = append(errs, fmt.Errorf("message prefix %q has a line break or NUL", prefix))
 		}
+		if prefix == ReplayPrefix {
+			errs = append(errs, fmt.Errorf("message prefix %q is that of replays", prefix))
+		}
 		mp.messages = &source{name: prefix, qualify: []byte(prefix + ":")}
 		add(mp.messages, firstOf(m.Subject, presets[PresetDefault].subject))
+	}
+	if m.Replay.Key != nil {
+		mp.replays = &replays{ReplayOptions: m.Replay}
 	}
 	if len(m.Tables) == 0 && !m.Messages {
 		errs = append(errs, errors.New("nothing to publish: no table, and messages are not honoured"))
@@ -339,6 +349,9 @@ func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 		m.begin(rec, ev, p.source)
 		m.row(p, rec, ev)
 	case event.Message:
+		if rec.Prefix == ReplayPrefix {
+			return m.replay(rec, ev)
+		}
 		if m.messages == nil || rec.Prefix != m.messages.name {
 			return false, nil
 		}
@@ -609,7 +622,11 @@ func (m *Mapper) content(ev *event.Event, s *source, own int, headers, contentTy
 			contentType = t
 		}
 	}
-	m.route(ev, s.template(ev), &subjectValues{
+	t := m.override
+	if t == nil {
+		t = s.template(ev)
+	}
+	m.route(ev, t, &subjectValues{
 		aggregateType: ev.AggregateType,
 		aggregateID:   ev.AggregateID,
 		eventType:     ev.EventType,

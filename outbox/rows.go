@@ -44,7 +44,7 @@ func Rows(ctx context.Context, conn *pgx.Conn, t Table, sel Selection) ([]*event
 		return err
 	})
 	if err != nil {
-		return nil, classify(err, "read table %s", t)
+		return nil, readError(err, t)
 	}
 	slices.Reverse(records)
 	return records, nil
@@ -56,10 +56,8 @@ func readRows(ctx context.Context, tx pgx.Tx, t Table, cols []Column, sel Select
 		r.Columns = append(r.Columns, event.Column{Name: c.Name, Type: c.OID})
 	}
 	sql := "SELECT * FROM " + pgx.Identifier{t.schema(), t.Name}.Sanitize()
-	args := []any{pgx.QueryExecModeSimpleProtocol} // every value comes as text
 	if len(sel.IDs) > 0 {
-		sql += fmt.Sprintf(" WHERE %s::text = ANY ($1::text[])", ident(t.column(roleID)))
-		args = append(args, sel.IDs)
+		sql += " WHERE " + anyID(t, cols, sel.IDs)
 	}
 	for _, role := range []string{roleSeq, roleCreatedAt} {
 		if name := t.column(role); slices.ContainsFunc(cols, func(c Column) bool { return c.Name == name }) {
@@ -67,7 +65,8 @@ func readRows(ctx context.Context, tx pgx.Tx, t Table, cols []Column, sel Select
 			break
 		}
 	}
-	rows, err := tx.Query(ctx, fmt.Sprintf("%s LIMIT %d", sql, sel.Limit), args...)
+	// By the simple protocol every value comes as text.
+	rows, err := tx.Query(ctx, fmt.Sprintf("%s LIMIT %d", sql, sel.Limit), pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
 		return nil, err
 	}

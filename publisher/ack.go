@@ -22,6 +22,7 @@ const (
 	codeHeaderTooLarge    = 10097
 	codeStoreFailed       = 10077
 	codeMessageNotFound   = 10037
+	codeDeleteFailed      = 10057
 	codeStreamSealed      = 10109
 	codeDuplicateAsync    = 10158
 	codeWrongLastMsgID    = 10070
@@ -33,6 +34,7 @@ const (
 	codeMessageTTLInvalid = 10165
 	codeSubjectOverlap    = 10065
 	codeInvalidStream     = 10052
+	codeBatchTooLarge     = 10199
 )
 
 // apiError is the error object of a JetStream reply.
@@ -56,7 +58,8 @@ type pubAck struct {
 // ackSequence reads the usual ack without a JSON decoder. The server writes it
 // in one form (mset.pubAck in its stream.go): {"stream":"S","seq":1}, with
 // "domain":"D" in between where JetStream has one, and with a space after the
-// comma in older versions. Whatever differs is left to the decoder.
+// comma in older versions. That of a batch goes on with ,"batch":"id","count":1}.
+// Whatever differs is left to the decoder.
 func ackSequence(p []byte) (seq uint64, ok bool) {
 	rest, ok := cutString(p, `{"stream":"`)
 	if !ok {
@@ -70,6 +73,12 @@ func ackSequence(p []byte) (seq uint64, ok bool) {
 		return 0, false
 	}
 	digits := rest[len(key) : len(rest)-1]
+	if i := bytes.IndexByte(digits, ','); i > 0 {
+		if !batchOf(digits[i+1:]) {
+			return 0, false
+		}
+		digits = digits[:i]
+	}
 	if len(digits) > 19 || digits[0] == '0' {
 		return 0, false
 	}
@@ -81,6 +90,20 @@ func ackSequence(p []byte) (seq uint64, ok bool) {
 	}
 	return seq, true
 }
+
+// batchOf reports whether p is what an ack says of a batch.
+func batchOf(p []byte) bool {
+	count, ok := cutString(p, `"batch":"`)
+	if ok {
+		count, ok = bytes.CutPrefix(count, countKey)
+	}
+	for _, c := range count {
+		ok = ok && c >= '0' && c <= '9'
+	}
+	return ok && len(count) > 0
+}
+
+var countKey = []byte(`"count":`)
 
 // cutString cuts prefix, a string without escapes, its closing quote and the
 // comma off the front of p.

@@ -22,6 +22,11 @@ func TestAckSequence(t *testing.T) {
 		{`{"stream":"orders", "domain":"hub", "seq":42}`, 42, true},
 		{`{"stream":"o","seq":9999999999999999999}`, 9999999999999999999, true},
 		{`{"stream":"o","seq":18446744073709551615}`, 0, false}, // left to the decoder
+		{`{"stream":"orders","seq":7,"batch":"abc-1","count":3}`, 7, true},
+		{`{"stream":"orders", "seq":7, "batch":"abc-1", "count":3}`, 0, false},
+		{`{"stream":"orders","seq":7,"batch":"a\"b","count":3}`, 0, false},
+		{`{"stream":"orders","seq":7,"batch":"abc-1","count":}`, 0, false},
+		{`{"stream":"orders","seq":7,"batch":"abc-1"}`, 0, false},
 		{`{"stream":"orders","seq":7,"duplicate":true}`, 0, false},
 		{`{"stream":"orders","duplicate":true,"seq":7}`, 0, false},
 		{`{"error":{"code":400,"err_code":10071,"description":"wrong last sequence: 4"},"stream":"orders","seq":0}`, 0, false},

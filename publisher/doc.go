@@ -7,6 +7,8 @@
 // are. On any surprise the session fails as a whole; nothing is retried alone.
 // A new session asks the stream what it holds (reconcile.go) and goes on there.
 //
+// Options.Mode lets messages share an ack, in an atomic batch or else.
+//
 // On a stream with other writers (Options.Shared) there is no chain: one message
 // is in flight at a time, and its id keeps it from being stored twice.
 //
@@ -22,6 +24,10 @@
 // |--------------|------------------------------------------------------------|
 // | publisher.go | options, the life of sessions, what one leaves to the next |
 // | session.go   | the chain: append, window, acks, failure                   |
+// | mode.go      | how messages ask for acks, and why so                      |
+// | batch.go     | events as an atomic batch                                  |
+// | sparse.go    | messages that do not ask                                   |
+// | pace.go      | how many events are in flight                              |
 // | wire.go      | one NATS client connection, by hand                        |
 // | frame.go     | an event as HPUB bytes                                     |
 // | ack.go       | replies and error codes                                    |
@@ -37,5 +43,6 @@
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
 // | letters.go   | reading and removing dead letters, for whoever looks on    |
+// | replay.go    | dead letters that are published after all, runs, the key   |
 // | hold.go      | parking what follows in the same aggregate                 |
 package publisher

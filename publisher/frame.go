@@ -43,7 +43,8 @@ type framer struct {
 	unchained    bool // no expected sequence, for a shared stream
 	inTurn       bool // one reply subject for all, where replies come in turn
 
-	header []byte // scratch
+	header  []byte // scratch
+	chained int    // where in it the expected sequence ends
 
 	// Texts that change little from event to event.
 	last, next counter
@@ -68,6 +69,7 @@ func (f *framer) encode(ev *event.Event, seq uint64) []byte {
 		h = append(h, f.last.text(seq-1)...)
 		h = append(h, "\r\n"...)
 	}
+	f.chained = len(h)
 	h = append(h, f.expectStream...)
 	if f.msgIDs {
 		h = appendHeader(h, headerMsgID, ev.MsgID)

@@ -136,8 +136,8 @@ func (s *Session) heldBack(ev *event.Event) (*event.Poison, error) {
 		return nil, nil
 	}
 	k, ok := keyOf(ev)
-	if !ok {
-		return nil, nil
+	if !ok || ev.Replay != nil && letterAggregate(ev.Replay.Letter) == k.String() {
+		return nil, nil // of a dead letter Redeliver has looked whether it is the oldest
 	}
 	if _, free := h.free[k]; free {
 		return nil, nil

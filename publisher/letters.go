@@ -49,11 +49,10 @@ func (l *DeadLetter) Complete() bool {
 // Aggregate is the key of the letter's aggregate: letters that have it in common
 // are of one; "" is none.
 func (l *DeadLetter) Aggregate() string {
-	tokens := strings.Split(l.Subject, ".")
-	if len(tokens) < 2 || tokens[len(tokens)-2] == noAggregate {
-		return ""
+	if key := letterAggregate(l.Subject); key != noAggregate {
+		return key
 	}
-	return tokens[len(tokens)-2]
+	return ""
 }
 
 // DeadLetters reads the dead letters of a stream over a connection of its own.
@@ -103,6 +102,18 @@ func (d *DeadLetters) All(ctx context.Context) iter.Seq2[*DeadLetter, error] {
 			}
 		}
 	}
+}
+
+// At reads the dead letter with a sequence, nil when it is gone.
+func (d *DeadLetters) At(ctx context.Context, seq uint64) (*DeadLetter, error) {
+	m, err := d.s.fetch(ctx, d.s.o.DeadLetters, bySequence{seq})
+	if noStream(err) || err == nil && m == nil {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read dead letter %d of stream %q: %w", seq, d.s.o.DeadLetters, err)
+	}
+	return d.s.letterOf(m)
 }
 
 // Remove deletes a dead letter. One that is gone is no error. An event that was

@@ -133,6 +133,7 @@ func (f *flight) failed(err error) {
 // before the write, so that Tick sees one that blocks.
 func (s *Session) sending() {
 	before := s.sent.Load()
+	s.pace.begin(before, s.appended, s.acked.Load())
 	f := s.flight
 	if f == nil || before == s.appended {
 		s.sent.Store(s.appended)

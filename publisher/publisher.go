@@ -22,7 +22,7 @@ import (
 )
 
 // Options of a Publisher. Zero values of Bucket, DeadLetters, Window,
-// WindowBytes, AckTimeout, Replicas and Log take their defaults.
+// WindowBytes, Mode, Sync, AckTimeout, Replicas and Log take their defaults.
 type Options struct {
 	URL     string        // of one server or several, with commas
 	Connect []nats.Option // credentials and TLS
@@ -40,7 +40,10 @@ type Options struct {
 	// then, whatever Window says.
 	Shared bool
 
-	Window      int           // events in flight at most; 2048 by default
+	Mode Mode // ModeAuto by default
+	Sync Sync // SyncUnknown by default
+
+	Window      int           // events in flight at most; 4096 by default
 	WindowBytes int           // bytes in flight at most; 16 MiB by default
 	AckTimeout  time.Duration // 2 s by default
 
@@ -52,19 +55,25 @@ type Options struct {
 }
 
 // Publisher opens sessions, one at a time, and carries over what one session
-// leaves to the next. It is not safe for concurrent use, but for InFlight.
+// leaves to the next. It is not safe for concurrent use, but for InFlight and Publishing.
 type Publisher struct {
 	o Options
 
 	session atomic.Pointer[Session] // for InFlight; nil without a Meter
+	chosen  atomic.Pointer[Choice]  // the mode of the last session
 
-	opened    bool       // a session was opened before
-	acked     uint64     // the stream's last sequence, when the last session ended; 0 when none resumed
-	again     uint64     // events still to be published again, because the stream lost them
-	suspect   bool       // the last session ended on an error that may be one event's fault
-	condemned *condemned // the event that was alone in flight when it was refused
-	twin      *twin      // the event that was taken for a duplicate
+	opened    bool           // a session was opened before
+	acked     uint64         // the stream's last sequence, when the last session ended; 0 when none resumed
+	again     uint64         // events still to be published again, because the stream lost them
+	suspect   bool           // the last session ended on an error that may be one event's fault
+	condemned *condemned     // the event that was alone in flight when it was refused
+	twin      *twin          // the event that was taken for a duplicate
+	doubt     event.Position // events up to there are published one by one; zero when there is no need
+	batchMost int            // messages of an atomic batch
 	warned    map[string]bool
+
+	secret  atomic.Pointer[[]byte] // the key of replays
+	keyless bool                   // it cannot be made
 }
 
 type condemned struct {
@@ -93,7 +102,7 @@ func New(o Options) (*Publisher, error) {
 		o.Bucket = "walrelay"
 	}
 	if o.Window == 0 {
-		o.Window = 2048
+		o.Window = 4096
 	}
 	if o.Shared {
 		o.Window = 1
@@ -106,6 +115,12 @@ func New(o Options) (*Publisher, error) {
 	}
 	if o.Replicas == 0 {
 		o.Replicas = 1
+	}
+	if o.Mode == "" {
+		o.Mode = ModeAuto
+	}
+	if o.Sync == "" {
+		o.Sync = SyncUnknown
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -137,13 +152,14 @@ func New(o Options) (*Publisher, error) {
 	if o.AckTimeout < 0 {
 		bad("", "the ack timeout must be positive, not %s", o.AckTimeout)
 	}
+	o.checkMode(bad)
 	if len(o.Subjects) == 0 {
 		bad("", "no subjects given")
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Publisher{o: o, warned: map[string]bool{}}, nil
+	return &Publisher{o: o, batchMost: batchMost, warned: map[string]bool{}}, nil
 }
 
 // markerSubject is where the marker of a parked event goes. It is bound to the stream.
@@ -197,9 +213,10 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
 	s.frames.unchained = p.o.Shared
+	s.batch.session = []byte(inbox[strings.LastIndexByte(inbox, '.')+1:] + "-")
 	// A stream of one replica answers in turn. A cluster refuses some messages
 	// before it has stored those before them.
-	s.frames.inTurn = !p.o.Shared && s.config.Replicas < 2
+	s.frames.inTurn = s.mode == ModeChain && s.config.Replicas < 2
 	s.replyPrefix = len(inbox) + 1
 	if err := s.w.subscribe(inbox+".*", nc.Opts.Timeout); err != nil {
 		return nil, fmt.Errorf("subscribe to acks: %w", err)

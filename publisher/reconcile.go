@@ -64,6 +64,7 @@ type lastMessage struct {
 	ours     bool // it has a position
 	position event.Position
 	id       string // of the event; "" when the header may not be it
+	replay   bool   // it was published again, long after it was written
 }
 
 // tailMessage is a message that was stored after the checkpoint.

@@ -82,6 +82,12 @@ type Session struct {
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
 	subject  []byte         // of the last one that did: the next is often the same
 
+	mode      Mode
+	batch     batch  // of ModeAtomic
+	silent    int    // of ModeSparse: where in out the last frame's reply subject would be; 0 when it has one
+	silentSeq uint64 // and the sequence that it would end in
+	pace      pace   // of the goroutine that reads acks, too
+
 	// Of the goroutine that reads acks, and shared with it.
 	replyPrefix int
 	sent        atomic.Uint64 // events handed to the connection
@@ -137,6 +143,9 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	} else if err := s.writeCheckpoint(ctx, r); err != nil {
 		return event.Resume{}, err
 	}
+	if err := s.ensureSecret(ctx); err != nil {
+		return event.Resume{}, err
+	}
 	d.resume.AcceptGap = s.o.AcceptGap
 	// Once is enough: the next session must not pass over another gap unasked.
 	s.o.Adopt, s.o.AcceptGap = false, false
@@ -156,6 +165,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	s.again = s.p.again
 	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
 	s.window = make([]inFlight, s.o.Window+1)
+	s.pace.init(uint64(s.o.Window), s.mode)
 	if s.o.Meter != nil {
 		s.flight = newFlight(s.o.Meter, len(s.window))
 		s.p.session.Store(s)
@@ -336,7 +346,7 @@ func (s *Session) messageOf(m *storedMessage) lastMessage {
 	if err != nil {
 		return lastMessage{}
 	}
-	last := lastMessage{ours: true, position: pos}
+	last := lastMessage{ours: true, position: pos, replay: h.Get(event.HeaderReplay) != ""}
 	if id := h.Get(event.HeaderID); len(id) < excerptBytes && !strings.Contains(id, "?") {
 		last.id = id // not cut off and without a replaced character, as a parked event's may be
 	}
@@ -390,8 +400,15 @@ func (s *Session) Append(ev *event.Event) error {
 	case p != nil:
 		return p
 	}
+	if s.mode == ModeAtomic {
+		if !s.precise(ev.Position) && s.unfit(ev, len(header)+batchOverhead) == nil {
+			return s.appendBatched(ev, header, seq)
+		}
+		s.emit(true)
+	}
 	s.append(ev, header, seq)
 	if len(ev.Payload) >= directPayload {
+		s.finish()
 		s.sending()
 		err := s.w.write(s.out, ev.Payload, crlf)
 		s.out = s.out[:0]
@@ -406,9 +423,19 @@ func (s *Session) Append(ev *event.Event) error {
 }
 
 func (s *Session) append(ev *event.Event, header []byte, seq uint64) {
-	s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
+	if s.mode == ModeSparse && seq%sparseEvery != 0 && !s.precise(ev.Position) {
+		s.appendSilent(ev.Subject, header, seq, len(ev.Payload))
+	} else {
+		s.silent = 0
+		s.out = s.frames.appendFrame(s.out, ev.Subject, header, seq, len(ev.Payload))
+	}
+	s.account(ev, len(header))
+}
+
+// account counts ev as the last event appended.
+func (s *Session) account(ev *event.Event, header int) {
 	s.appended++
-	s.bytes += uint64(len(header) + len(ev.Payload))
+	s.bytes += uint64(header + len(ev.Payload))
 	commit := int64(0)
 	if !ev.CommitTime.IsZero() {
 		commit = ev.CommitTime.UnixNano()
@@ -452,9 +479,25 @@ func (s *Session) binds(subject []byte) bool {
 
 // Flush implements relay.Sink.
 func (s *Session) Flush() error {
+	s.finish()
 	if len(s.out) == 0 {
 		return s.check(nil)
 	}
+	return s.write()
+}
+
+// finish makes what is in the out-buffer ask for its ack.
+func (s *Session) finish() {
+	switch s.mode {
+	case ModeSparse:
+		s.ask()
+	case ModeAtomic:
+		s.emit(true)
+	}
+}
+
+// write writes the out-buffer as it is.
+func (s *Session) write() error {
 	s.sending()
 	err := s.w.write(s.out)
 	if cap(s.out) > 4*outBuffer {
@@ -479,7 +522,7 @@ func (s *Session) check(err error) error {
 
 // Full implements relay.Sink.
 func (s *Session) Full() bool {
-	return s.appended-s.acked.Load() >= uint64(s.o.Window) || s.bytesInFlight() >= uint64(s.o.WindowBytes)
+	return s.appended-s.acked.Load() >= s.room() || s.bytesInFlight() >= uint64(s.o.WindowBytes)
 }
 
 func (s *Session) bytesInFlight() uint64 {
@@ -508,7 +551,12 @@ func (s *Session) WaitRoom(ctx context.Context) error {
 	if err := s.Flush(); err != nil {
 		return err
 	}
-	keep := uint64(s.o.Window) - uint64(s.o.Window)/4
+	room := s.room()
+	keep := room - room/4
+	if s.pace.emptying() {
+		defer s.pace.emptied()
+		keep = 0
+	}
 	n := s.acked.Load() + 1
 	if s.appended > keep {
 		n = max(n, s.appended-keep)
@@ -555,6 +603,8 @@ func (s *Session) read() {
 	var acked uint64 // published to s.acked when the read buffer is used up
 	var usual usualAck
 	first := s.lastSeq + 1
+	// In a chain every message is acked. Elsewhere an ack is for all before it, too.
+	chained := s.mode == ModeChain
 	reply := func(subject, header, payload []byte) error {
 		if len(subject) <= s.replyPrefix {
 			return fmt.Errorf("reply to unknown subject %.60q", subject)
@@ -573,20 +623,25 @@ func (s *Session) read() {
 		case seq == first+acked:
 			sup = s.sharedReply(seq, header, payload)
 		}
-		if sup == nil && seq != first+acked {
+		if sup == nil && (seq < first+acked || seq > first+acked && chained) {
 			sup = &surprise{seq: seq, err: fmt.Errorf("acked out of turn, expected sequence %d", first+acked)}
 		}
 		if sup != nil {
 			sup.alone = seq == first+acked && s.sent.Load() == acked+1
 			return sup
 		}
-		acked++
-		if !s.o.Shared { // where sequences do not go up by one
+		acked = seq + 1 - first
+		if chained { // elsewhere sequences do not go up by one
 			usual.learn(seq, subject, header, payload)
 		}
 		return nil
 	}
-	s.w.gather.pending = func() uint64 { return s.sent.Load() - acked }
+	s.w.gather.pending = func() uint64 {
+		if !chained {
+			return 0
+		}
+		return s.sent.Load() - acked
+	}
 	s.w.usual = func(r *bufio.Reader) bool {
 		if !usual.take(r) {
 			return false
@@ -598,6 +653,7 @@ func (s *Session) read() {
 		if acked == s.acked.Load() {
 			return
 		}
+		s.pace.end(acked)
 		s.settle(acked)
 		if at := s.wakeAt.Load(); at != 0 && acked >= at && s.wakeAt.CompareAndSwap(at, 0) {
 			select {
@@ -703,6 +759,7 @@ func (s *Session) bequeath() {
 	if !errors.As(s.err, &sup) || sup.seq <= s.lastSeq || sup.seq > s.lastSeq+s.appended {
 		return
 	}
+	s.suspectAll(sup)
 	pos := s.window[(sup.seq-s.lastSeq)%uint64(len(s.window))].position
 	why := poisonOf(sup.err)
 	switch {

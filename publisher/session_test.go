@@ -688,7 +688,11 @@ func TestDuplicateInAnotherStreamIsNoTwin(t *testing.T) {
 	if s.p.twin != nil || !s.p.suspect {
 		t.Errorf("twin %+v, suspect %t", s.p.twin, s.p.suspect)
 	}
-	s.err.(*surprise).alone = true
+	var sup *surprise
+	if !errors.As(s.err, &sup) {
+		t.Fatal(s.err)
+	}
+	sup.alone = true
 	s.bequeath()
 	if c := s.p.condemned; c == nil || c.position != positionOfEvent(1) || c.why.Reason != event.ReasonSubject {
 		t.Errorf("condemned %+v", c)
@@ -821,7 +825,7 @@ func TestCheckpointHistory(t *testing.T) {
 	var got []uint64
 	for _, e := range rs {
 		got = append(got, e.Sequence)
-		if !e.Created.Equal(r.created) || e.Owner != ownerOf(testOrigin()) || e.Window != 2048 || e.Timeline != 1 {
+		if !e.Created.Equal(r.created) || e.Owner != ownerOf(testOrigin()) || e.Window != 4096 || e.Timeline != 1 {
 			t.Errorf("got %+v", e)
 		}
 	}

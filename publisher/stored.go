@@ -101,7 +101,12 @@ func (s *Session) tellStored(seq uint64, subject string, h nats.Header, tell fun
 		tell(seq, "", strings.TrimSpace(h.Get(event.HeaderID)), h.Get(event.HeaderTable))
 		return
 	}
-	tell(seq, strings.TrimSpace(h.Get(headerMsgID)), strings.TrimSpace(h.Get(event.HeaderID)), "")
+	msgID, id := strings.TrimSpace(h.Get(headerMsgID)), strings.TrimSpace(h.Get(event.HeaderID))
+	if run := h.Get(event.HeaderReplay); run != "" {
+		// The event is stored, but its place in the stream says nothing of its row's.
+		msgID, id = strings.TrimSuffix(msgID, ":r:"+run), ""
+	}
+	tell(seq, msgID, id, "")
 }
 
 // CompleteBackfill records that every row up to c is stored. It blocks until
@@ -159,6 +164,9 @@ func (p *Publisher) Examine(ctx context.Context, slot, database string) (State, 
 		state.Position, state.Confirm, state.CommitTime = c.Position, c.Confirm, c.CommitTime
 		if f.last != nil && f.last.ours {
 			state.Position, state.LastID = f.last.position, f.last.id
+			if f.last.replay {
+				state.LastID = "" // its row is not the last one
+			}
 			if f.last.position != c.Position {
 				state.CommitTime = time.Time{}
 			}

@@ -39,6 +39,8 @@ func (s *Session) openStream(ctx context.Context) error {
 			Retention:   jetstream.LimitsPolicy,
 			Replicas:    s.o.Replicas,
 			AllowDirect: true,
+
+			AllowAtomicPublish: s.o.wantsAtomic(),
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			st, err = s.js.Stream(ctx, s.o.Stream)
@@ -196,6 +198,7 @@ func (s *Session) examine(info *jetstream.StreamInfo) error {
 	// On a clustered server before 2.12 a refused message can leave its id
 	// behind, and the retry is then taken for a duplicate. Without a chain
 	// nothing but the id keeps a message from being stored twice.
+	s.choose(s.o.choose(&info.Config))
 	s.msgIDs = s.o.Shared || info.Config.Replicas < 2 || s.atLeast(2, 12)
 	s.warn(!s.msgIDs, "no Nats-Msg-Id on a replicated stream before nats-server 2.12", "server", s.nc.ConnectedServerVersion())
 	return nil
@@ -227,6 +230,7 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 	add(event.WARN, o.Shared && c.Duplicates < sharedDedup, "shared",
 		fmt.Sprintf("is shared and has a dedup window of only %s: an event that is published again later than that is stored twice", c.Duplicates),
 		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
+	found = append(found, o.judgeMode(c)...)
 	for _, f := range o.Subjects {
 		remedy := fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ","))
 		if impossible([]string{f}, o.markerSubject()) != "" {

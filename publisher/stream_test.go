@@ -145,7 +145,7 @@ func TestNewReportsAllMistakes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o := p.o; o.DeadLetters != "orders_DLQ" || o.Bucket != "walrelay" || o.Window != 2048 || o.WindowBytes != 16<<20 || o.AckTimeout != 2*time.Second || o.Replicas != 1 {
+	if o := p.o; o.DeadLetters != "orders_DLQ" || o.Bucket != "walrelay" || o.Window != 4096 || o.WindowBytes != 16<<20 || o.AckTimeout != 2*time.Second || o.Replicas != 1 {
 		t.Errorf("defaults: %+v", o)
 	}
 }

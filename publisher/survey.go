@@ -55,6 +55,9 @@ func (p *Publisher) Survey(ctx context.Context, origin event.Origin) (Survey, er
 		return Survey{}, p.classifyConnect(err)
 	}
 	defer s.nc.Close()
+	if _, err := s.readSecret(ctx); err != nil {
+		return Survey{}, err
+	}
 	f, d, err := s.survey(ctx, origin)
 	v := Survey{Exists: s.exists(), Sequence: f.lastSeq, Resume: d.resume, Err: err}
 	if s.info != nil {

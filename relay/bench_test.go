@@ -274,6 +274,8 @@ type handSink struct {
 	saving       chan struct{} // Checkpoint
 	checkpointed error
 	poison       map[string]bool
+	refusal      *event.Poison // of Redeliver
+	released     []string      // under the bench's lock
 	onTick       func()
 }
 
@@ -385,6 +387,39 @@ func (s *handSink) Park(ctx context.Context, ev *event.Event, _ *event.Poison) e
 		s.b.Errorf("parks %q with %d of %d events settled", ev.ID, s.acked, len(s.names))
 	}
 	s.names = append(s.names, "!"+string(ev.ID))
+	return s.err
+}
+
+func (s *handSink) Redeliver(ctx context.Context, ev *event.Event, why *event.Poison) (*event.Poison, error) {
+	if why == nil && s.refusal != nil {
+		why = s.refusal
+	}
+	if why != nil {
+		return why, s.Refuse(ctx, ev, why)
+	}
+	if err := s.Append(ev); err != nil {
+		return nil, err
+	}
+	s.b.mu.Lock()
+	s.acked = len(s.names)
+	s.b.mu.Unlock()
+	return nil, s.Release(ctx, ev)
+}
+
+func (s *handSink) Release(_ context.Context, ev *event.Event) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.released = append(s.released, ev.Replay.Letter)
+	return s.err
+}
+
+func (s *handSink) Refuse(_ context.Context, ev *event.Event, _ *event.Poison) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if s.acked != len(s.names) {
+		s.b.Errorf("refuses %q with %d of %d events settled", ev.ID, s.acked, len(s.names))
+	}
+	s.names = append(s.names, "?"+string(ev.ID))
 	return s.err
 }
 

@@ -38,6 +38,8 @@ type change struct {
 	pos   event.Position
 	name  string
 	fate  fate
+
+	redelivered bool // it stands for a dead letter
 }
 
 // entry is a transaction, or a message outside of one. The server sends it
@@ -117,9 +119,11 @@ type world struct {
 	settled   uint64 // sequence up to which a relay saw acks
 	revision  int
 	kept      *record
-	recorded  []recorded             // the LSNs that checkpoints cover, since when
-	letters   map[event.Position]int // dead letters
-	complete  chan struct{}          // closed when everything is stored and confirmed
+	recorded  []recorded                // the LSNs that checkpoints cover, since when
+	letters   map[event.Position]int    // dead letters
+	open      map[event.Position]bool   // dead letters that are to be published after all, and are still there
+	noted     map[event.Position]string // what the relay noted of them
+	complete  chan struct{}             // closed when everything is stored and confirmed
 	finished  bool
 
 	serving sync.WaitGroup
@@ -128,7 +132,7 @@ type world struct {
 func newWorld(t *testing.T, seed uint64) *world {
 	w := &world{
 		t: t, seed: seed, began: time.Now(), confirmed: 1,
-		named: map[string]*change{}, letters: map[event.Position]int{}, complete: make(chan struct{}),
+		named: map[string]*change{}, letters: map[event.Position]int{}, open: map[event.Position]bool{}, noted: map[event.Position]string{}, complete: make(chan struct{}),
 	}
 	d := w.dice()
 	chance := func(most float64) float64 {
@@ -201,6 +205,9 @@ func (w *world) write(d dice, e *entry, kind event.Kind, pos event.Position) {
 		c.fate = alien
 	case d.Float64() < w.odds.poison:
 		c.fate = unmappable + fate(d.IntN(3))
+	}
+	if kind == event.Message && !e.lone && c.fate != alien && d.IntN(3) > 0 {
+		c.redelivered, w.open[pos] = true, true
 	}
 	e.changes = append(e.changes, c)
 	w.named[c.name] = c
@@ -500,6 +507,10 @@ func (s *source) Confirm(lsn event.LSN) error {
 			w.brokenLocked("confirmed %s past %s at %s, which is not settled", lsn, c.name, c.pos)
 			break
 		}
+		if c.entry.start < lsn && c.redelivered && w.open[c.pos] != c.fate.poison() {
+			w.brokenLocked("confirmed %s past %s, whose dead letter is there: %v, with fate %d", lsn, c.name, w.open[c.pos], c.fate)
+			break
+		}
 	}
 	if lost && s.acks.IntN(2) == 0 {
 		w.noteLocked("status %s lost", lsn)
@@ -558,6 +569,9 @@ func (m *mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 	}
 	m.id = append(m.id[:0], name...)
 	*ev = event.Event{Position: rec.Position, Table: "outbox", XID: rec.XID, CommitTime: rec.CommitTime, ID: m.id, Payload: name}
+	if c.redelivered {
+		ev.Replay = &event.Replay{Run: "r", Letter: c.name}
+	}
 	if c.fate == unmappable {
 		return false, &event.Poison{Reason: event.ReasonContent, Detail: c.name}
 	}
@@ -632,16 +646,17 @@ type sink struct {
 	zombie bool // after its end, the broker still handles what is on the wire
 
 	// Of the loop.
-	busy     atomic.Bool
-	resumed  bool
-	suspect  bool
-	lastSeq  uint64
-	base     uint64
-	skip     uint64
-	appended uint64
-	sent     atomic.Uint64
-	order    []*change // appended
-	out      []frame   // not flushed
+	busy         atomic.Bool
+	resumed      bool
+	suspect      bool
+	redelivering bool // Redeliver has not returned well
+	lastSeq      uint64
+	base         uint64
+	skip         uint64
+	appended     uint64
+	sent         atomic.Uint64
+	order        []*change // appended
+	out          []frame   // not flushed
 
 	acked   atomic.Uint64
 	current record
@@ -885,6 +900,9 @@ func (s *sink) Append(ev *event.Event) error {
 		s.w.broken("event %q %q is not valid any more", ev.ID, ev.Payload)
 		return errFault
 	}
+	if c.redelivered {
+		s.w.broken("%s is appended like any other event", c.name)
+	}
 	if s.l.condemned[c.pos] {
 		return &event.Poison{Reason: event.ReasonRefused, Detail: c.name}
 	}
@@ -1014,6 +1032,118 @@ func (s *sink) Park(ctx context.Context, ev *event.Event, why *event.Poison) err
 	return s.failure()
 }
 
+// Redeliver does as that of publisher.Session.
+func (s *sink) Redeliver(ctx context.Context, ev *event.Event, why *event.Poison) (*event.Poison, error) {
+	leave, err := s.enter("Redeliver")
+	defer leave()
+	if err != nil {
+		return nil, err
+	}
+	w := s.w
+	c := w.named[string(ev.ID)]
+	if s.acked.Load() != s.appended || c == nil || c.pos != ev.Position || !c.redelivered {
+		w.broken("redelivers %q with %d of %d events settled", ev.ID, s.acked.Load(), s.appended)
+		return nil, errFault
+	}
+	s.redelivering = true
+	switch {
+	case s.l.condemned[c.pos]:
+		why = &event.Poison{Reason: event.ReasonRefused, Detail: c.name}
+	case why == nil && c.fate == unfit:
+		why = &event.Poison{Reason: event.ReasonTooLarge, Detail: c.name}
+	}
+	if why != nil {
+		if err := s.note(ctx, c, "refused"); err != nil {
+			return nil, err
+		}
+		delete(s.l.condemned, c.pos)
+		s.l.suspect = false
+		s.append(c, true)
+		s.redelivering = false
+		return why, s.failure()
+	}
+	if w.noteOf(c) == "refused" {
+		if err := s.note(ctx, c, "trying"); err != nil {
+			return nil, err
+		}
+	}
+	s.append(c, false)
+	s.flush()
+	n := s.appended
+	if err := s.wait(ctx, func() bool { return s.acked.Load() >= n }); err != nil {
+		return nil, err
+	}
+	err = s.remove(ctx, c)
+	s.redelivering = err != nil
+	return nil, err
+}
+
+func (w *world) noteOf(c *change) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.noted[c.pos]
+}
+
+// note writes what becomes of a dead letter. The answer may be lost, or it.
+func (s *sink) note(ctx context.Context, c *change, what string) error {
+	if !pause(s.dice.upTo(200*time.Millisecond), ctx.Done(), s.gone) {
+		return errFault
+	}
+	lost := s.dice.hit(s.w.odds.park)
+	if lost && s.dice.IntN(2) == 0 {
+		return errFault
+	}
+	s.w.mu.Lock()
+	s.w.noted[c.pos] = what
+	s.w.noteLocked("dead letter of %s is noted as %s", c.name, what)
+	s.w.mu.Unlock()
+	if err := s.l.step(); err != nil || lost {
+		return errFault
+	}
+	return nil
+}
+
+// remove removes the dead letter of an event that is stored.
+func (s *sink) remove(ctx context.Context, c *change) error {
+	if err := s.note(ctx, c, "stored"); err != nil {
+		return err
+	}
+	w := s.w
+	w.mu.Lock()
+	if !slices.Contains(w.stream, stored{pos: c.pos}) {
+		w.brokenLocked("the dead letter of %s is removed, and its event is not stored", c.name)
+	}
+	w.open[c.pos] = false
+	w.noteLocked("dead letter of %s removed", c.name)
+	w.mu.Unlock()
+	if s.dice.hit(w.odds.park) {
+		return errFault
+	}
+	return s.l.step()
+}
+
+func (s *sink) Release(ctx context.Context, ev *event.Event) error {
+	leave, err := s.enter("Release")
+	defer leave()
+	if err != nil {
+		return err
+	}
+	c := s.w.named[string(ev.ID)]
+	if c == nil || c.pos != ev.Position || !c.redelivered {
+		s.w.broken("releases %q", ev.ID)
+		return errFault
+	}
+	if s.w.noteOf(c) == "refused" {
+		return nil
+	}
+	return s.remove(ctx, c)
+}
+
+func (s *sink) Refuse(_ context.Context, ev *event.Event, _ *event.Poison) error {
+	s.w.broken("refuses %q", ev.ID)
+	return errFault
+}
+
 func (s *sink) Tick() {
 	now := time.Now()
 	acked, sent := s.acked.Load(), s.sent.Load()
@@ -1119,7 +1249,10 @@ func (w *world) store(f frame, d dice) reply {
 	if f.marker != want.fate.poison() {
 		w.brokenLocked("%s of fate %d: marker is %v", f.c.name, want.fate, f.marker)
 	}
-	if f.marker && w.letters[f.c.pos] == 0 {
+	switch {
+	case f.marker && f.c.redelivered && w.noted[f.c.pos] != "refused":
+		w.brokenLocked("marker of %s, which is noted as %q", f.c.name, w.noted[f.c.pos])
+	case f.marker && !f.c.redelivered && w.letters[f.c.pos] == 0:
 		w.brokenLocked("marker of %s without a dead letter", f.c.name)
 	}
 	w.noteLocked("stored %s as sequence %d", f.c.name, f.seq)

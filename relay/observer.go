@@ -16,6 +16,8 @@ type Observer interface {
 	Ticked(Tick)
 	// Parked tells why an event was set aside.
 	Parked(event.Reason)
+	// Refused tells why an event that was to be published again was not.
+	Refused(event.Reason)
 }
 
 // State is what the relay is about.
@@ -95,3 +97,5 @@ type unobserved struct{}
 func (unobserved) Entered(Status)      {}
 func (unobserved) Ticked(Tick)         {}
 func (unobserved) Parked(event.Reason) {}
+
+func (unobserved) Refused(event.Reason) {}

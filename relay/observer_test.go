@@ -46,6 +46,10 @@ func (d *diary) Ticked(t Tick) {
 
 func (d *diary) Parked(r event.Reason) { d.Entered(Status{State: Streaming, Side: string(r)}) }
 
+func (d *diary) Refused(r event.Reason) {
+	d.Entered(Status{State: Streaming, Side: "refused " + string(r)})
+}
+
 // told returns what was written since the last call.
 func (d *diary) told() []string {
 	d.mu.Lock()

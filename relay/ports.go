@@ -79,6 +79,21 @@ type Sink interface {
 	// to the chain in its stead. Every event before ev must be settled.
 	Park(ctx context.Context, ev *event.Event, why *event.Poison) error
 
+	// Redeliver stores the event of a dead letter after all: it appends ev, waits for
+	// its ack and removes the dead letter. When why is set, or ev cannot be stored,
+	// it leaves the dead letter, appends a marker to the chain in the event's
+	// stead, and returns why. Every event before ev must be settled. It blocks for some
+	// round trips.
+	Redeliver(ctx context.Context, ev *event.Event, why *event.Poison) (refused *event.Poison, err error)
+
+	// Release removes the dead letter of an event that is stored or refused at ev's
+	// place, unless it was refused. Doing so again changes nothing.
+	Release(ctx context.Context, ev *event.Event) error
+
+	// Refuse appends a marker to the chain in the stead of an event that is
+	// published again and cannot be. Every event before ev must be settled.
+	Refuse(ctx context.Context, ev *event.Event, why *event.Poison) error
+
 	// Checkpoint records c beside the stream and blocks until that is acked.
 	// It may be called while another goroutine appends.
 	Checkpoint(ctx context.Context, c event.Checkpoint) error

@@ -17,6 +17,7 @@ var (
 	errShutdown     = errors.New("postgres is shutting down")
 	errStopping     = errors.New("stopping")
 	errDrainTimeout = errors.New("drain timed out")
+	errRedelivery   = errors.New("a dead letter's event is not settled in time")
 )
 
 // session is one try: both connections, until one of them fails or the relay is told to stop.
@@ -39,16 +40,17 @@ type session struct {
 	again bool    // the session before ended as the one before it
 
 	// Of the loop.
-	ev        event.Event
-	resumer   resumer
-	events    uint64           // counted off or appended
-	at        event.Checkpoint // the last of them
-	last      event.Position   // of the last record read
-	alone     bool             // publish the next event alone
-	parked    int              // in a row, those of earlier sessions included
-	acceptGap bool             // an operator accepts another server, until it is known to be the same
-	diverged  bool             // the last session found another server
-	good      uint64           // the first event after the last parked one; 0 when there is none
+	ev           event.Event
+	resumer      resumer
+	events       uint64           // counted off or appended
+	at           event.Checkpoint // the last of them
+	last         event.Position   // of the last record read
+	alone        bool             // publish the next event alone
+	parked       int              // in a row, those of earlier sessions included
+	acceptGap    bool             // an operator accepts another server, until it is known to be the same
+	diverged     bool             // the last session found another server
+	good         uint64           // the first event after the last parked one; 0 when there is none
+	redelivering bool             // the event of a dead letter, which is not among events yet
 
 	ledger ledger
 
@@ -346,11 +348,16 @@ func (s *session) handle(rec *event.Record) error {
 // stored reports whether the record's event is in the stream already.
 func (s *session) stored(rec *event.Record) (bool, error) {
 	if s.resumer.stored(rec.Position) {
-		if !s.resumer.ask(rec.Position) {
+		ask := s.resumer.ask(rec.Position)
+		last := rec.Kind == event.Message && rec.Position == s.resumer.After
+		if !ask && !last {
 			return true, nil
 		}
 		id, err := s.id(rec)
-		if err != nil {
+		if err == nil && last {
+			err = s.release()
+		}
+		if err != nil || !ask {
 			return true, err
 		}
 		return true, s.resumer.recognise(id)
@@ -371,9 +378,20 @@ func (s *session) id(rec *event.Record) ([]byte, error) {
 	case err != nil && !errors.As(err, &poison):
 		return nil, err
 	case err == nil && !ok:
+		s.ev.Replay = nil
 		return nil, nil
 	}
 	return s.ev.ID, nil
+}
+
+// release finishes what the last session may have begun: of the last event that is
+// stored, the dead letter may be left. Of those before, it was removed before
+// the next event was appended.
+func (s *session) release() error {
+	if !s.ev.Redelivered() {
+		return nil
+	}
+	return onSide(sinkSide, s.sink.Release(s.waits, &s.ev))
 }
 
 func (s *session) publish(rec *event.Record) error {
@@ -387,8 +405,20 @@ func (s *session) publish(rec *event.Record) error {
 		return nil
 	}
 	if s.resumer.count() {
+		if s.resumer.skipped == s.resumer.Skip {
+			if err := s.release(); err != nil {
+				return err
+			}
+		}
 		s.placed(rec)
 		return nil
+	}
+	if s.ev.Redelivered() {
+		if err := s.redeliver(poison); err != nil {
+			return err
+		}
+		s.placed(rec)
+		return s.onward()
 	}
 	if poison == nil {
 		err := s.sink.Append(&s.ev)
@@ -396,14 +426,26 @@ func (s *session) publish(rec *event.Record) error {
 			return onSide(sinkSide, err)
 		}
 	}
-	if poison != nil {
+	switch {
+	case poison == nil:
+		if s.good == 0 {
+			s.good = s.events + 1
+		}
+	case s.refusable(poison):
+		if err := s.refuse(poison); err != nil {
+			return err
+		}
+	default:
 		if err := s.poisoned(poison); err != nil {
 			return err
 		}
-	} else if s.good == 0 {
-		s.good = s.events + 1
 	}
 	s.placed(rec)
+	return s.onward()
+}
+
+// onward makes room for the next event.
+func (s *session) onward() error {
 	if s.alone {
 		s.alone = false
 		return s.settling(func() error { return s.sink.WaitSettled(s.waits, s.events) })
@@ -442,8 +484,9 @@ func (s *session) poisoned(why *event.Poison) error {
 			"mend the row or the limit and start again, or start with --on-poison park to set such events aside",
 			"event %.100q of %s at %s cannot be stored: %w", ev.ID, ev.Table, ev.Position, why)
 	}
-	// An event that waits for another one says nothing about the configuration.
-	held := why.Reason == event.ReasonAggregate
+	// An event that waits for another one says nothing about the configuration, nor
+	// does one that an operator has published again.
+	held := why.Reason == event.ReasonAggregate || ev.Replay != nil
 	if n := s.streak(); n >= s.o.MaxParkedInRow && !held {
 		return event.Fail(event.Precondition,
 			"so many in a row are rather a fault of the configuration: mend it, or raise --max-parked-in-row",
@@ -457,12 +500,74 @@ func (s *session) poisoned(why *event.Poison) error {
 	}
 	s.o.Observer.Parked(why.Reason)
 	level := slog.LevelWarn
-	if held {
+	if why.Reason == event.ReasonAggregate {
 		level = slog.LevelInfo
 	}
 	s.log.Log(s.ctx, level, "parked an event", "id", fmt.Sprintf("%.100s", ev.ID), "table", ev.Table, "position", ev.Position.String(),
 		"reason", string(why.Reason), "detail", why.Detail)
 	return nil
+}
+
+// refusable reports whether the event has to be published again and is no more
+// than passed over when it cannot be: it is stored already, or the relay would
+// halt for what an operator tried.
+func (s *session) refusable(why *event.Poison) bool {
+	r := s.ev.Replay
+	return r != nil && (s.o.Halt || r.KeepID && why.Reason == event.ReasonDuplicateID)
+}
+
+func (s *session) refuse(why *event.Poison) error {
+	if err := s.settling(func() error { return s.sink.WaitSettled(s.waits, s.events) }); err != nil {
+		return err
+	}
+	if err := s.sink.Refuse(s.waits, &s.ev, why); err != nil {
+		return s.unmarked(err)
+	}
+	s.refused(why)
+	return nil
+}
+
+// redeliver settles a dead letter, alone. A relay that is told to stop finishes
+// that before it drains, since the event is not counted until then.
+func (s *session) redeliver(why *event.Poison) error {
+	if err := s.settling(func() error { return s.sink.WaitSettled(s.waits, s.events) }); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeoutCause(s.ctx, s.o.DrainTimeout, errRedelivery)
+	defer cancel()
+	s.redelivering = true
+	var refused *event.Poison
+	err := s.settling(func() (err error) {
+		refused, err = s.sink.Redeliver(limit, &s.ev, why)
+		return err
+	})
+	if err != nil {
+		return s.unmarked(err)
+	}
+	s.redelivering, s.alone = false, false
+	if refused != nil {
+		s.refused(refused)
+		return nil
+	}
+	s.log.Info("stored a dead letter's event", "id", fmt.Sprintf("%.100s", s.ev.ID), "table", s.ev.Table,
+		"position", s.ev.Position.String(), "run", s.ev.Replay.Run, "dead_letter", s.ev.Replay.Letter)
+	return nil
+}
+
+// unmarked is a failure to refuse an event. A marker that the stream does not
+// take stops the relay, which cannot go on without.
+func (s *session) unmarked(err error) error {
+	if poison, bad := errors.AsType[*event.Poison](err); bad {
+		return event.Fail(event.Precondition, "give the stream the subject walrelay.parked.STREAM, too: markers go there",
+			"event %.100q at %s is published again, cannot be stored, and its marker neither: %w", s.ev.ID, s.ev.Position, poison)
+	}
+	return onSide(sinkSide, err)
+}
+
+func (s *session) refused(why *event.Poison) {
+	s.o.Observer.Refused(why.Reason)
+	s.log.Warn("refused an event that was to be published again", "id", fmt.Sprintf("%.100s", s.ev.ID), "table", s.ev.Table,
+		"position", s.ev.Position.String(), "run", s.ev.Replay.Run, "reason", string(why.Reason), "detail", why.Detail)
 }
 
 // keep is the ticker: it runs while the loop is blocked, too. After the
@@ -547,7 +652,9 @@ func (s *session) drain(ctx context.Context) error {
 	defer cancel()
 	err := s.settling(func() error { return s.sink.WaitSettled(limit, s.events) })
 	if err == nil {
-		err = s.lastSettle(ctx)
+		if err = s.lastSettle(ctx); err == nil && s.inFlight() > 0 {
+			err = errRedelivery
+		}
 	} else if s.sinkFailed() {
 		err = context.Cause(s.ctx)
 	}
@@ -638,5 +745,9 @@ func (s *session) left(err error) error {
 // inFlight is the number of events that are not settled. While events are
 // counted off, more are settled than were read.
 func (s *session) inFlight() uint64 {
-	return s.events - min(s.events, s.sink.Settled())
+	n := s.events
+	if s.redelivering {
+		n++
+	}
+	return n - min(n, s.sink.Settled())
 }

@@ -66,7 +66,7 @@ func TestEndsAreThoseOfNet(t *testing.T) {
 		t.Errorf("read into nothing: %d, %v", n, err)
 	}
 	peer.(*net.TCPConn).CloseWrite()
-	if n, err := lean.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+	if n, err := lean.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("read after the peer's end: %d, %v, want EOF", n, err)
 	}
 

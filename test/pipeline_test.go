@@ -366,9 +366,14 @@ func (s *takesAll) Settled() uint64                                         { re
 func (s *takesAll) WaitSettled(context.Context, uint64) error               { return s.Flush() }
 func (s *takesAll) WaitRoom(context.Context) error                          { return nil }
 func (s *takesAll) Park(context.Context, *event.Event, *event.Poison) error { return nil }
-func (s *takesAll) Checkpoint(context.Context, event.Checkpoint) error      { return nil }
-func (s *takesAll) Tick()                                                   {}
-func (s *takesAll) Close() error                                            { return nil }
+func (s *takesAll) Redeliver(_ context.Context, _ *event.Event, why *event.Poison) (*event.Poison, error) {
+	return why, nil
+}
+func (s *takesAll) Release(context.Context, *event.Event) error               { return nil }
+func (s *takesAll) Refuse(context.Context, *event.Event, *event.Poison) error { return nil }
+func (s *takesAll) Checkpoint(context.Context, event.Checkpoint) error        { return nil }
+func (s *takesAll) Tick()                                                     {}
+func (s *takesAll) Close() error                                              { return nil }
 
 // calm is a watcher of a server that never shuts down.
 type calm struct{}

@@ -78,6 +78,26 @@ func (s *sink) Park(ctx context.Context, ev *event.Event, why *event.Poison) err
 	return nil
 }
 
+// Redeliver implements relay.Sink.
+func (s *sink) Redeliver(ctx context.Context, ev *event.Event, why *event.Poison) (*event.Poison, error) {
+	refused, err := s.Sink.Redeliver(ctx, ev, why)
+	if err == nil {
+		s.count++
+		s.begin(ev, refused)
+	}
+	return refused, err
+}
+
+// Refuse implements relay.Sink. The span ends with the ack of the marker.
+func (s *sink) Refuse(ctx context.Context, ev *event.Event, why *event.Poison) error {
+	if err := s.Sink.Refuse(ctx, ev, why); err != nil {
+		return err
+	}
+	s.count++
+	s.begin(ev, why)
+	return nil
+}
+
 // Close implements relay.Sink. Events without an ack are published again by
 // another session, or found to be stored.
 func (s *sink) Close() error {

@@ -103,7 +103,7 @@ func interrupted(slot string, state publisher.State) error {
 
 // run runs a job whose options are those of o and the configuration.
 func (j *job) run(ctx context.Context, screen io.Writer, o operate.Options) (operate.Result, error) {
-	show := &progress{w: screen, log: j.log, terminal: isTerminal(screen), began: time.Now()}
+	show := &progress{w: screen, log: j.log, terminal: isTerminal(screen), began: time.Now(), name: "backfill", done: "published"}
 	o.TakeSnapshot = j.snapshot
 	o.OpenSink = func(ctx context.Context, fail func(error)) (operate.Sink, error) { return j.pub.Open(ctx, fail) }
 	o.Mapper = j.mapper
@@ -224,6 +224,8 @@ func patiently(ctx context.Context, cfg *config.Config, log *slog.Logger, try fu
 // progress shows how far a job is: a bar on a terminal, elsewhere a line of log
 // now and then.
 type progress struct {
+	name     string // of the job
+	done     string // what it has done with rows
 	w        io.Writer
 	log      *slog.Logger
 	terminal bool
@@ -239,8 +241,8 @@ func (p *progress) tell(now operate.Progress) {
 	if p.terminal {
 		const width = 30
 		full := now.Percent() * width / 100
-		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %3d%%  %d of %d rows, %d published",
-			strings.Repeat("#", full), strings.Repeat(".", width-full), now.Percent(), now.Seen, now.Total, now.Published)
+		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %3d%%  %d of %d rows, %d %s",
+			strings.Repeat("#", full), strings.Repeat(".", width-full), now.Percent(), now.Seen, now.Total, now.Published, p.done)
 		p.drawn = true
 		return
 	}
@@ -248,7 +250,7 @@ func (p *progress) tell(now operate.Progress) {
 		return
 	}
 	p.shown = time.Now()
-	p.log.Info("backfill", "percent", now.Percent(), "rows", now.Seen, "of", now.Total, "published", now.Published)
+	p.log.Info(p.name, "percent", now.Percent(), "rows", now.Seen, "of", now.Total, p.done, now.Published)
 }
 
 func (p *progress) end() {

@@ -41,7 +41,7 @@ func newEnds(cfg *config.Config, log *slog.Logger) (*ends, error) {
 	if e.outboxes, err = tables(cfg); err != nil {
 		return nil, err
 	}
-	if e.mapper, err = newMapper(cfg, e.outboxes); err != nil {
+	if e.mapper, err = newMapper(cfg, e.outboxes, outbox.ReplayOptions{Key: replayKey(cfg, &e.pub)}); err != nil {
 		return nil, err
 	}
 	connect, err := natsOptions(cfg)
@@ -61,6 +61,7 @@ func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.
 		Create: cfg.Stream.Create, Replicas: cfg.Stream.Replicas, Shared: cfg.Stream.Shared,
 		DeadLetters: cfg.Stream.DeadLetters, Park: cfg.OnPoison != config.Halt, Hold: cfg.OnPoison == config.ParkAggregate,
 		Bucket: cfg.Stream.CheckpointBucket,
+		Mode:   publisher.Mode(cfg.Stream.PublishMode), Sync: publisher.Sync(cfg.NATS.Sync),
 		Window: cfg.Window, WindowBytes: int(cfg.WindowBytes), AckTimeout: cfg.AckTimeout,
 		Adopt: cfg.Stream.Adopt, AcceptGap: cfg.Stream.AcceptGap,
 	}
@@ -68,7 +69,7 @@ func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.
 
 func replicationConfig(cfg *config.Config, pg *pgx.ConnConfig, slot string) replication.Config {
 	return replication.Config{
-		Conn: &pg.Config, Slot: slot, Publications: cfg.Publications, Messages: cfg.Messages,
+		Conn: &pg.Config, Slot: slot, Publications: cfg.Publications, Messages: true, // replays come as such
 		WALSenderTimeout: cfg.WALSenderTimeout, Fingerprint: fingerprint(cfg),
 	}
 }
@@ -92,7 +93,7 @@ func (e *ends) origin(ctx context.Context, slot slotmgr.Slot) (event.Origin, err
 // log reads the slot over an ordinary connection.
 func (e *ends) log(conn *pgx.Conn, origin event.Origin) operate.Log {
 	return peekedLog{conn: conn, origin: origin, options: slotmgr.PeekOptions{
-		Slot: origin.Slot, Plugin: replication.PluginOptions(e.cfg.Publications, e.cfg.Messages),
+		Slot: origin.Slot, Plugin: replication.PluginOptions(e.cfg.Publications, true),
 	}}
 }
 

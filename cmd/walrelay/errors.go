@@ -229,6 +229,16 @@ func atMost(n int) cobra.PositionalArgs {
 	}
 }
 
+// exactly one argument; missing says which.
+func exactly(missing string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return event.Fail(event.Usage, missing, "%s needs an argument", cmd.CommandPath())
+		}
+		return atMost(1)(cmd, args)
+	}
+}
+
 // safe quotes a word of the command line, unless it may hold a secret.
 func safe(word string) string {
 	if strings.ContainsAny(word, "@:=") {

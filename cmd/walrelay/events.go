@@ -57,7 +57,7 @@ Without --id it takes the newest rows.`,
 			if len(outboxes) == 0 {
 				return event.Fail(event.Usage, "name one with --table", "there is no outbox table to read")
 			}
-			mapper, err := newMapper(cfg, outboxes)
+			mapper, err := newMapper(cfg, outboxes, outbox.ReplayOptions{})
 			if err != nil {
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/walrelay/walrelay/config"
 	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/metrics"
+	"github.com/walrelay/walrelay/publisher"
 	"github.com/walrelay/walrelay/slotmgr"
 )
 
@@ -34,12 +35,18 @@ type watchpost struct {
 	log     *slog.Logger
 }
 
-// newWatchpost makes the watchpost of cfg, which has an address.
-func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, failures []string, inFlight func() (uint64, time.Time)) *watchpost {
+// newWatchpost makes the watchpost of cfg, which has an address. pub is called
+// only when something is asked.
+func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, pub func() *publisher.Publisher) *watchpost {
 	b := built()
 	m := metrics.New(metrics.Options{
 		Slot: cfg.Slot, Database: databaseOf(pg), Stream: cfg.Stream.Name, Version: b.Version, Commit: b.Commit,
-		InFlight: inFlight, Failures: failures,
+		InFlight: func() (uint64, time.Time) { return pub().InFlight() },
+		Publishing: func() metrics.Publishing {
+			choice, window := pub().Publishing()
+			return metrics.Publishing{Mode: string(choice.Mode), Reason: choice.Reason, Window: window}
+		},
+		Failures:       publisher.Failures,
 		StatusInterval: cfg.StatusInterval, AckTimeout: cfg.AckTimeout,
 	})
 	mux := http.NewServeMux()

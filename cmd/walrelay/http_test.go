@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/walrelay/walrelay/config"
+	"github.com/walrelay/walrelay/publisher"
 )
 
 // record is a log that is read while it is written.
@@ -53,7 +54,7 @@ func posted(t *testing.T, edit func(*config.Config)) (url string, logs *record) 
 	logs = &record{}
 	level := new(slog.LevelVar)
 	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: level}))
-	w := newWatchpost(cfg, pg, newLevels(log, level), nil, func() (uint64, time.Time) { return 0, time.Time{} })
+	w := newWatchpost(cfg, pg, newLevels(log, level), func() *publisher.Publisher { return new(publisher.Publisher) })
 	stop, err := w.start(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -104,3 +104,4 @@ type deaf struct{}
 func (deaf) Entered(relay.Status) {}
 func (deaf) Ticked(relay.Tick)    {}
 func (deaf) Parked(event.Reason)  {}
+func (deaf) Refused(event.Reason) {}

@@ -34,7 +34,8 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	mapper, err := newMapper(cfg, outboxes)
+	var pub *publisher.Publisher
+	mapper, err := newMapper(cfg, outboxes, outbox.ReplayOptions{Key: replayKey(cfg, &pub), Forged: forged(log)})
 	if err != nil {
 		return err
 	}
@@ -42,12 +43,11 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	if err != nil {
 		return err
 	}
-	var pub *publisher.Publisher
 	var watch *watchpost
 	var meter publisher.Meter
 	var observer relay.Observer
 	if cfg.HTTPAddr != "" {
-		watch = newWatchpost(cfg, pg, levels, publisher.Failures, func() (uint64, time.Time) { return pub.InFlight() })
+		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
 		meter, observer = watch.monitor, watch.monitor
 	}
 	var pruned func(int64, error)

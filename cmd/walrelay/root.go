@@ -32,7 +32,7 @@ the file over defaults.`,
 	root.SetFlagErrorFunc(flagError)
 	root.SetUsageFunc(usage)
 	root.SetHelpCommand(helpCommand())
-	root.AddCommand(runCommand(p), initCommand(p), checkCommand(p), statusCommand(p), slotCommand(p), eventsCommand(p), pruneCommand(p), versionCommand())
+	root.AddCommand(runCommand(p), initCommand(p), checkCommand(p), statusCommand(p), slotCommand(p), eventsCommand(p), dlqCommand(p), replayCommand(p), pruneCommand(p), versionCommand())
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(p.args...)
 	return root

@@ -199,7 +199,14 @@ func (v *screen) lines(s *status) []string {
 		row("lag, log", "unknown")
 	}
 	if r != nil {
-		graph("in flight", fmt.Sprint(r.InFlight), v.past.inFlight)
+		flying := fmt.Sprint(r.InFlight)
+		if r.Window > 0 {
+			flying += fmt.Sprintf(" of %d", r.Window)
+		}
+		graph("in flight", flying, v.past.inFlight)
+		if r.PublishMode != "" {
+			row("publishing", "%s: %s", r.PublishMode, r.PublishWhy)
+		}
 	}
 	row("drained", "%s", drained(s))
 

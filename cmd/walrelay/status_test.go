@@ -27,7 +27,7 @@ func aStatus() status {
 	s.Relay.Address = "127.0.0.1:9187"
 	s.heard(&metrics.Report{
 		Live: true, Ready: true, State: "streaming", Since: at.Add(-3 * time.Hour), Slot: "orders", Database: "shop", Stream: "ORDERS", Version: "v1.2.3",
-		Published: 1000, InFlight: 17, Reconnects: map[string]uint64{"nats": 2},
+		Published: 1000, InFlight: 17, Window: 512, PublishMode: "chain", PublishWhy: "asked for", Reconnects: map[string]uint64{"nats": 2},
 		LagSeconds: ptr(0.25), LagBasis: "event",
 		Postgres: metrics.PostgresReport{Up: true, WALEnd: 1 << 30, Confirmed: 1<<30 - 4096, LagBytes: 4096, RetainedBytes: 16 << 20, SafeBytes: ptr(int64(1 << 30)), SlotActive: true, WALStatus: "reserved"},
 		Estimate: metrics.Estimate{EventsPerSecond: ptr(1234.0), WALPerSecond: ptr(1e6), DrainSeconds: ptr(12.0), LossSeconds: ptr(7200.0)},

@@ -142,9 +142,11 @@ func headerColumns(cs []config.HeaderColumn) []outbox.HeaderColumn {
 	return all
 }
 
-// newMapper makes the mapper of the configured tables and messages.
-func newMapper(cfg *config.Config, tables []outbox.Table) (*outbox.Mapper, error) {
+// newMapper makes the mapper of the configured tables and messages. Without
+// replay.Key it takes no replays.
+func newMapper(cfg *config.Config, tables []outbox.Table, replay outbox.ReplayOptions) (*outbox.Mapper, error) {
 	m := outbox.Mapping{
+		Replay: replay,
 		Tables: tables, Subject: cfg.Subject, Messages: cfg.Messages, Prefix: cfg.MessagePrefix,
 		HeaderColumns: headerColumns(cfg.HeaderColumns),
 		CloudEvents:   outbox.CloudEvents{On: cfg.CloudEvents, Source: cfg.CloudSource},

@@ -12,6 +12,7 @@
 //	drain.go     a backlog as fast as it goes, by transaction size; start; growth
 //	latency.go   commit to stored at a steady rate
 //	memory.go    resident memory in the four states
+//	sync.go      chain against atomic batches on a server that syncs always
 //	profile.go   processor profile of a drain, as flame graph and by stage
 //	shards.go    relays that share a backlog, and what decoding for nothing costs
 //	report.go    the table of ratios, JSON

@@ -16,7 +16,7 @@ import (
 )
 
 // experiments in the order in which they run.
-var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile", "shards"}
+var experiments = []string{"drain", "start", "latency", "memory", "growth", "profile", "shards", "sync"}
 
 type plan struct {
 	bin, out string
@@ -140,6 +140,8 @@ func (p plan) run(ctx context.Context) error {
 			r.Memory, err = l.states(ctx, p.events, p.idle, p.down)
 		case "growth":
 			r.Growth, err = l.grow(ctx, p.events, min(p.rounds, 3))
+		case "sync":
+			r.Sync, err = l.syncs(ctx, p.events/10, p.rounds)
 		case "profile":
 			r.Stages, err = l.profile(ctx, p.events, p.out)
 		case "shards":

@@ -27,6 +27,7 @@ type results struct {
 	Growth   []growth  `json:"growth,omitempty"`
 	Stages   []stage   `json:"stages,omitempty"`
 	Shards   *sharding `json:"shards,omitempty"`
+	Sync     drains    `json:"sync,omitzero"`
 	Measures []row     `json:"measures"`
 }
 
@@ -94,6 +95,9 @@ func (r *results) measures() {
 	}
 	for _, g := range r.Growth {
 		r.growthRow(g)
+	}
+	if len(r.Sync.Runs) > 0 {
+		r.syncRow()
 	}
 	if r.Shards != nil {
 		r.Measures = append(r.Measures, r.Shards.rows()...)

@@ -20,6 +20,7 @@ import (
 // calm is a plan without faults, for scenarios that make their own.
 func calm() *plan {
 	return &plan{
+		mode:     modes[0],
 		replicas: 1, relays: 1, window: 128, rows: 5, padding: 200, rate: 100,
 		status: 200 * time.Millisecond, ack: time.Second, walSender: 3 * time.Second, backoff: 2 * time.Second,
 	}

@@ -1,11 +1,13 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,24 +23,33 @@ import (
 // TestMain ends every server and removes every folder, whatever happened.
 func TestMain(m *testing.M) { os.Exit(harness.Main(m)) }
 
-// TestSchedules runs a fixed set, or what CHAOS_SEED, CHAOS_N and
-// CHAOS_REPLICAS say.
+// modes are what --publish-mode takes.
+var modes = []string{"auto", "chain", "sparse", "atomic"}
+
+// TestSchedules runs a fixed set, or what CHAOS_SEED, CHAOS_N, CHAOS_REPLICAS
+// and CHAOS_MODE say.
 func TestSchedules(t *testing.T) {
 	if _, ok := os.LookupEnv("CHAOS_SEED"); ok {
 		seed, n, replicas := setting(t, "CHAOS_SEED", 1), setting(t, "CHAOS_N", 1), setting(t, "CHAOS_REPLICAS", 1)
 		if replicas != 1 && replicas != 3 {
 			t.Fatalf("CHAOS_REPLICAS is %d, want 1 or 3", replicas)
 		}
+		mode := cmp.Or(os.Getenv("CHAOS_MODE"), modes[0])
+		if !slices.Contains(modes, mode) {
+			t.Fatalf("CHAOS_MODE is %q, want one of %s", mode, strings.Join(modes, ", "))
+		}
 		for i := range n {
-			schedule(t, seed+i, int(replicas))
+			schedule(t, seed+i, int(replicas), mode)
 		}
 		return
 	}
-	for seed := range uint64(20) {
-		schedule(t, seed+1, 1)
+	// Most of them as a relay is without flags.
+	mixed := []string{"auto", "auto", "atomic", "auto", "sparse"}
+	for seed := range uint64(22) {
+		schedule(t, seed+1, 1, mixed[seed%5])
 	}
-	for seed := range uint64(4) {
-		schedule(t, seed+1, 3)
+	for seed := range uint64(5) {
+		schedule(t, seed+1, 3, mixed[seed%5])
 	}
 }
 
@@ -54,10 +65,10 @@ func setting(t *testing.T, name string, def uint64) uint64 {
 	return n
 }
 
-func schedule(t *testing.T, seed uint64, replicas int) {
-	t.Run(fmt.Sprintf("R%d/%d", replicas, seed), func(t *testing.T) {
+func schedule(t *testing.T, seed uint64, replicas int, mode string) {
+	t.Run(fmt.Sprintf("R%d/%s/%d", replicas, mode, seed), func(t *testing.T) {
 		t.Parallel()
-		p := newPlan(seed, replicas)
+		p := newPlan(seed, replicas, mode)
 		t.Log(p)
 		w := newWorld(t, p)
 		w.run(t.Context())
@@ -86,7 +97,7 @@ func (w *world) keep(name string, b []byte) {
 	if dir == "" {
 		return
 	}
-	name = fmt.Sprintf("R%d-%d-%s.log", w.plan.replicas, w.plan.seed, name)
+	name = fmt.Sprintf("R%d-%s-%d-%s.log", w.plan.replicas, w.plan.mode, w.plan.seed, name)
 	if err := os.WriteFile(filepath.Join(dir, name), b, 0o644); err != nil {
 		w.t.Log(err)
 	}
@@ -237,7 +248,7 @@ func (w *world) judge(ctx context.Context, took time.Duration, drained bool) {
 	if drained {
 		w.deadLetters(ctx, stored)
 	}
-	w.t.Logf("seed=%d %s steps=%d samples=%d recovery=%s connections_a_second=%d", w.plan.seed, res, len(w.plan.steps), len(w.witness.samples), took.Round(time.Millisecond), w.witness.busiest)
+	w.t.Logf("seed=%d mode=%s %s steps=%d samples=%d recovery=%s connections_a_second=%d", w.plan.seed, w.plan.mode, res, len(w.plan.steps), len(w.witness.samples), took.Round(time.Millisecond), w.witness.busiest)
 }
 
 // deadLetters wants a dead letter for each marker, and no other.

@@ -11,8 +11,9 @@ import (
 // plan is all that a seed decides.
 type plan struct {
 	seed     uint64
-	replicas int // of the stream: one server, or a cluster of three
-	relays   int // on the one slot
+	replicas int    // of the stream: one server, or a cluster of three
+	relays   int    // on the one slot
+	mode     string // --publish-mode
 
 	window, rows, padding, rate int
 	status, ack, walSender      time.Duration
@@ -38,10 +39,11 @@ func between(rng *rand.Rand, low, high time.Duration) time.Duration {
 	return low + time.Duration(rng.Int64N(int64(high-low)+1))
 }
 
-func newPlan(seed uint64, replicas int) *plan {
+// newPlan makes the same faults in each mode.
+func newPlan(seed uint64, replicas int, mode string) *plan {
 	rng := rand.New(rand.NewPCG(seed, uint64(replicas)))
 	p := &plan{
-		seed: seed, replicas: replicas,
+		seed: seed, replicas: replicas, mode: mode,
 		relays:    pick(rng, 1, 1, 2),
 		window:    pick(rng, 1, 16, 128, 2048),
 		rows:      pick(rng, 1, 5, 40),
@@ -79,8 +81,8 @@ func newPlan(seed uint64, replicas int) *plan {
 
 func (p *plan) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: replicas=%d relays=%d window=%d rows=%d padding=%d rate=%d status=%s ack=%s wal_sender=%s backoff=%s",
-		p.seed, p.replicas, p.relays, p.window, p.rows, p.padding, p.rate, p.status, p.ack, p.walSender, p.backoff)
+	fmt.Fprintf(&b, "seed %d: mode=%s replicas=%d relays=%d window=%d rows=%d padding=%d rate=%d status=%s ack=%s wal_sender=%s backoff=%s",
+		p.seed, p.mode, p.replicas, p.relays, p.window, p.rows, p.padding, p.rate, p.status, p.ack, p.walSender, p.backoff)
 	for _, s := range p.steps {
 		fmt.Fprintf(&b, "\n  %6s for %6s  %s", s.at.Round(time.Millisecond), s.hold.Round(time.Millisecond), s.fault.name)
 		if s.fault.ofRelay {
@@ -92,5 +94,5 @@ func (p *plan) String() string {
 
 // again is the command that repeats the schedule.
 func (p *plan) again() string {
-	return fmt.Sprintf("make chaos SEED=%d N=1 REPLICAS=%d", p.seed, p.replicas)
+	return fmt.Sprintf("make chaos SEED=%d N=1 REPLICAS=%d MODE=%s", p.seed, p.replicas, p.mode)
 }

@@ -78,6 +78,9 @@ func newWorld(t testing.TB, p *plan) *world {
 	}
 	w.pg = harness.RunPostgres(t, harness.PostgresOptions{})
 	o := harness.NATSOptions{MaxPayload: maxPayload, MaxStore: p.store}
+	if p.mode == "atomic" && p.replicas == 1 && p.seed%2 == 1 {
+		o.SyncInterval = "always" // where batches take another way through the server
+	}
 	if p.replicas == 1 {
 		w.nodes = []*harness.NATS{harness.RunNATS(t, o)}
 		w.nc = w.nodes[0].MustConn(t)
@@ -122,7 +125,7 @@ func (w *world) newRelay(i int) *relay {
 	r.Relay = harness.NewRelay(w.t, "run", "--dsn", dsn.String(), "--nats-url", strings.Join(urls, ","),
 		"--table", table, "--slot", slot, "--publication", publication,
 		"--stream", stream, "--create-stream", "--stream-replicas", fmt.Sprint(p.replicas),
-		"--window", fmt.Sprint(p.window), "--status-interval", p.status.String(), "--ack-timeout", p.ack.String(),
+		"--publish-mode", p.mode, "--window", fmt.Sprint(p.window), "--status-interval", p.status.String(), "--ack-timeout", p.ack.String(),
 		"--wal-sender-timeout", p.walSender.String(),
 		"--backoff-max", p.backoff.String(), "--log-format", "text", "--log-level", "debug")
 	dir, err := harness.Folder("relay")

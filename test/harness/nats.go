@@ -27,6 +27,7 @@ type NATSOptions struct {
 	MaxPayload   int    // bytes
 	MaxStore     int64  // bytes of JetStream file storage
 	SyncInterval string // of JetStream: always, or a duration
+	JetStream    string // further lines of its block
 	TLS          bool   // clients need TLS, with the certificates of TLSFiles
 	VerifyClient bool   // and a client certificate
 
@@ -149,6 +150,9 @@ func (n *NATS) configure() error {
 	}
 	if n.opts.SyncInterval != "" {
 		line("  sync_interval: %s", n.opts.SyncInterval)
+	}
+	if n.opts.JetStream != "" {
+		line("  %s", n.opts.JetStream)
 	}
 	line("}")
 	if n.opts.MaxPayload > 0 {
