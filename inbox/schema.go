@@ -159,6 +159,9 @@ func (s Schema) Apply(ctx context.Context, conn *pgx.Conn) (changes []string, er
 		if _, err := tx.Exec(ctx, "SELECT pg_catalog.pg_advisory_xact_lock($1)", int64(applyLock)); err != nil {
 			return err
 		}
+		if err := s.rolesExist(ctx, tx); err != nil {
+			return err
+		}
 		if err := run(ctx, tx, s.tables(), &changes); err != nil {
 			return err
 		}
@@ -177,10 +180,22 @@ func (s Schema) Apply(ctx context.Context, conn *pgx.Conn) (changes []string, er
 	case errors.As(err, &pg) && pg.Code == "42501": // insufficient_privilege
 		return nil, event.Fail(event.Precondition, "connect as the owner of the schema, or hand the SQL that `walrelay init --inbox` prints to one who may",
 			"make the inbox %s: %w", s.Table.sql(), err)
-	case errors.As(err, &pg) && pg.Code == "42704": // undefined_object
-		return nil, event.Fail(event.Precondition, "make the role first: CREATE ROLE … LOGIN", "make the inbox %s: %w", s.Table.sql(), err)
 	}
 	return nil, fmt.Errorf("make the inbox %s: %w", s.Table.sql(), err)
+}
+
+// rolesExist refuses roles that are missing.
+func (s Schema) rolesExist(ctx context.Context, tx pgx.Tx) error {
+	for _, name := range s.Roles {
+		var there bool
+		if err := tx.QueryRow(ctx, "SELECT $1::text = 'public' OR EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", name).Scan(&there); err != nil {
+			return err
+		}
+		if !there {
+			return event.Fail(event.Precondition, "correct the name, or make the role first: CREATE ROLE "+pgx.Identifier{name}.Sanitize()+" LOGIN;", "role %q does not exist", name)
+		}
+	}
+	return nil
 }
 
 func run(ctx context.Context, tx pgx.Tx, all []statement, changes *[]string) error {

@@ -57,7 +57,7 @@ type Result struct {
 	Published int64             // events stored by this job
 	Parked    int64             // of these, as dead letters
 	Stored    int64             // rows that were stored before the job began
-	From      map[string]string // by table, the place in its order behind which Recover looked
+	From      map[string]string // by table, which rows Recover looked at, such as seq > 41
 	Begin     event.LSN         // of the new slot
 	Completed bool              // false when it was told to stop before
 }

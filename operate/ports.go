@@ -23,7 +23,7 @@ type Snapshot interface {
 type Rows interface {
 	// Since leaves out the rows up to the last of those with the ids, in each
 	// table's order, or with lowest up to the first of them. It says for each table
-	// where that is, and which tables have none of them.
+	// which are left, as column > value, and which tables have none of them.
 	Since(ctx context.Context, ids []string, lowest bool) (from map[string]string, without []string, err error)
 	Count(ctx context.Context) (int64, error)
 	// All yields records of which Kind, Relation and Values are set, each valid until the next.

@@ -58,6 +58,8 @@ func classify(err error, format string, args ...any) error {
 		return event.Fail(event.Precondition,
 			"connect as the owner of the table with CREATE on the database, for a new role as a superuser; or hand the SQL that `walrelay init` prints to one who may",
 			"%s: %w", what, err)
+	case "42939": // reserved_name
+		return event.Fail(event.Precondition, "choose another name: Postgres keeps this one for itself", "%s: %w", what, err)
 	case "25006": // read_only_sql_transaction
 		return event.Fail(event.Precondition, "connect to the primary; a standby cannot be changed", "%s: %w", what, err)
 	}
@@ -112,6 +114,21 @@ func (a *applier) holds(ctx context.Context, sql string, args ...any) (bool, err
 	var yes bool
 	err := a.tx.QueryRow(ctx, sql, args...).Scan(&yes)
 	return yes, err
+}
+
+// rolesExist refuses roles that are missing. Which rights the makers of an
+// application's role want to give it is not known here, so none is made.
+func (a *applier) rolesExist(ctx context.Context, names []string) error {
+	for _, name := range names {
+		there, err := a.holds(ctx, "SELECT $1::text = 'public' OR EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", name)
+		if err != nil {
+			return err
+		}
+		if !there {
+			return event.Fail(event.Precondition, "correct the name, or make the role first: CREATE ROLE "+ident(name)+" LOGIN;", "role %q does not exist", name)
+		}
+	}
+	return nil
 }
 
 func (a *applier) ensureTable(ctx context.Context) (*relation, error) {

@@ -466,7 +466,7 @@ func testFailedApply(t *testing.T, d *databases) {
 	s := plain
 	s.Role = "pg_reserved"
 	_, err := Apply(t.Context(), conn, s)
-	if event.ClassOf(err) != event.Unexpected {
+	if event.ClassOf(err) != event.Precondition || event.HintOf(err) == "" {
 		t.Errorf("got %v", err)
 	}
 	if n := ask[int](t, conn, "SELECT (SELECT count(*) FROM pg_publication) + (SELECT count(*) FROM pg_tables WHERE schemaname = 'public')"); n != 0 {

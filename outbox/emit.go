@@ -170,6 +170,9 @@ func (e Emitting) applyGrants(ctx context.Context, a *applier) error {
 	if len(e.Emitters) == 0 {
 		return nil
 	}
+	if err := a.rolesExist(ctx, e.Emitters); err != nil {
+		return err
+	}
 	rows, err := a.tx.Query(ctx, strings.Replace(emitters, "oid::regprocedure", "oid::regprocedure::text", 1))
 	if err != nil {
 		return err

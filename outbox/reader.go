@@ -187,7 +187,7 @@ func (r *Reader) abandon(end func() (pgconn.CommandTag, error)) {
 
 // Since leaves out, of each table, the rows up to the last in order among those
 // with the given ids, or with lowest up to the first of them. It says for each
-// table where that is, and which tables have none of them.
+// table which are left, as column > value, and which tables have none of them.
 func (r *Reader) Since(ctx context.Context, ids []string, lowest bool) (from map[string]string, without []string, err error) {
 	from = map[string]string{}
 	pick := "max"
@@ -207,8 +207,8 @@ func (r *Reader) Since(ctx context.Context, ids []string, lowest bool) (from map
 			without = append(without, o.String())
 			continue
 		}
-		from[o.String()] = *last
 		bound := fmt.Sprintf("%s > %s", ident(o.order), quote(*last))
+		from[o.String()] = o.order + " > " + *last
 		if o.where != "" {
 			bound += " AND (" + o.where + ")"
 		}

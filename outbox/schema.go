@@ -69,10 +69,10 @@ func (s Schema) Validate() error {
 	switch s.Partitioned {
 	case "", Day, Week, Month:
 	default:
-		errs = append(errs, fmt.Errorf("partitions of %q: want day, week or month", s.Partitioned))
+		errs = append(errs, fmt.Errorf("--partitioned %q: want day, week or month", s.Partitioned))
 	}
 	if s.Partitioned != "" && s.Table.column(roleCreatedAt) == "" {
-		errs = append(errs, errors.New("a partitioned table needs a column with the role created_at"))
+		errs = append(errs, errors.New("--partitioned: a partitioned table needs a column with the role created_at"))
 	}
 	if s.Shards != 0 {
 		errs = append(errs, s.checkShards()...)

@@ -17,13 +17,13 @@ func Shard(publication string, i int) string { return fmt.Sprintf("%s_%d", publi
 func (s Schema) checkShards() []error {
 	var errs []error
 	if s.Shards < 2 || s.Shards > maxShards {
-		return append(errs, fmt.Errorf("%d shards: want 2 to %d", s.Shards, maxShards))
+		return append(errs, fmt.Errorf("--shards %d: want 2 to %d", s.Shards, maxShards))
 	}
 	if last := Shard(s.Publication, s.Shards-1); checkName(s.Publication) == nil && checkName(last) != nil {
 		errs = append(errs, fmt.Errorf("publication %q: %w", last, checkName(last)))
 	}
 	if s.Table.column(roleAggregateID) == "" {
-		errs = append(errs, errors.New("shards need a column with the role aggregate_id"))
+		errs = append(errs, errors.New("--shards: they need a column with the role aggregate_id"))
 	}
 	return errs
 }

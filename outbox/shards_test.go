@@ -12,7 +12,7 @@ func TestShardsNeedNamesThatFit(t *testing.T) {
 	for _, n := range []int{-1, 1, 65} {
 		s := plain
 		s.Shards = n
-		invalid(t, s, fmt.Sprintf("%d shards: want 2 to 64", n))
+		invalid(t, s, fmt.Sprintf("--shards %d: want 2 to 64", n))
 	}
 	s := plain
 	s.Shards = 11

@@ -33,6 +33,7 @@ const (
 	codeMirrorPublish     = 10055
 	codeMessageTTLInvalid = 10165
 	codeSubjectOverlap    = 10065
+	codeInvalidStream     = 10052
 	codeBatchTooLarge     = 10199
 )
 

@@ -48,12 +48,15 @@ func (s *Session) openStream(ctx context.Context) error {
 		if err == nil {
 			s.o.Log.Info("created stream", "stream", s.o.Stream, "subjects", s.subjects())
 		}
-		var api *jetstream.APIError
-		if errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap {
+		if overlaps(err) {
 			return event.Fail(event.Precondition,
 				fmt.Sprintf("choose other subjects with --subject, or name the stream that has them with --stream: nats stream ls --subject '%s'",
 					strings.Join(s.o.Subjects, "' or '")),
 				"create stream %q: %w", s.o.Stream, err)
+		}
+		var api *jetstream.APIError
+		if errors.As(err, &api) && api.ErrorCode == codeInvalidStream {
+			return event.Fail(event.Precondition, ownToken, "create stream %q: %w", s.o.Stream, err)
 		}
 	}
 	if err != nil {
@@ -92,11 +95,77 @@ func (s *Session) openDeadLetters(ctx context.Context) error {
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil
 		}
+		if overlaps(err) {
+			return event.Fail(event.Precondition,
+				fmt.Sprintf("%s: nats stream ls --subject '%s>'", s.o.freeLetters(), s.o.deadLetterPrefix()),
+				"create dead-letter stream %q: %w", s.o.DeadLetters, err)
+		}
 	}
 	if err != nil {
 		return streamError(s.o.DeadLetters, err)
 	}
 	return nil
+}
+
+// overlaps reports whether a stream was refused for subjects that another one has.
+func overlaps(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == codeSubjectOverlap
+}
+
+// ownToken is the remedy for subjects that no stream can have.
+const ownToken = "begin --subject with a word of its own, such as outbox.{aggregate_type}.{event_type}, or make the stream by hand with the subjects that occur"
+
+// impossible says why no stream can have these subjects beside the relay's
+// others, "" when one can. The rules are those of checkStreamCfg in the server.
+func impossible(subjects []string, others ...string) string {
+	for i, f := range subjects {
+		if first, _, _ := strings.Cut(f, "."); first == ">" || first == "*" {
+			return fmt.Sprintf("subject %s takes in those of the server's API", f)
+		}
+		for _, g := range slices.Concat(subjects[i+1:], others) {
+			if collide(f, g) {
+				return fmt.Sprintf("subjects %s and %s overlap", f, g)
+			}
+		}
+	}
+	return ""
+}
+
+// collide reports whether two filters have a subject in common.
+func collide(a, b string) bool {
+	as, bs := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(as), len(bs)) {
+		switch {
+		case as[i] == ">" || bs[i] == ">":
+			return true
+		case as[i] != bs[i] && as[i] != "*" && bs[i] != "*":
+			return false
+		}
+	}
+	return len(as) == len(bs)
+}
+
+// freeLetters says how the dead-letter stream gets its subjects.
+func (o *Options) freeLetters() string {
+	return fmt.Sprintf("take %s> out of the stream that has it, name another stream with --dead-letter-stream, or run with --on-poison halt", o.deadLetterPrefix())
+}
+
+// holders are the streams that have subjects in common with the filters.
+func (s *Session) holders(ctx context.Context, filters []string) ([]string, error) {
+	var names []string
+	for _, f := range filters {
+		list := s.js.StreamNames(ctx, jetstream.WithStreamListSubject(f))
+		for name := range list.Name() {
+			if !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		if err := list.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
 }
 
 func description(shared bool) string {
@@ -163,8 +232,11 @@ func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
 		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
 	found = append(found, o.judgeMode(c)...)
 	for _, f := range o.Subjects {
-		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f),
-			fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ",")))
+		remedy := fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ","))
+		if impossible([]string{f}, o.markerSubject()) != "" {
+			remedy = ownToken
+		}
+		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f), remedy)
 	}
 	return found
 }

@@ -149,3 +149,25 @@ func TestNewReportsAllMistakes(t *testing.T) {
 		t.Errorf("defaults: %+v", o)
 	}
 }
+
+func TestFiltersThatCollide(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"a.b", "a.b", true},
+		{"a.b", "a.c", false},
+		{"a.*", "a.b", true},
+		{"a.*", "*.b", true},
+		{"a.*", "a.b.c", false},
+		{"a.>", "a.b.c", true},
+		{"a.>", "a", false},
+		{">", "a", true},
+		{"a.*.c", "a.>", true},
+		{"a.*.c", "b.>", false},
+	} {
+		if got := collide(c.a, c.b); got != c.want || collide(c.b, c.a) != got {
+			t.Errorf("%s and %s: got %t, want %t", c.a, c.b, got, c.want)
+		}
+	}
+}

@@ -225,7 +225,16 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 	}
 	switch {
 	case !s.exists() && p.o.Create:
-		add(event.OK, "stream", "", "stream %q does not exist, and will be created", p.o.Stream)
+		var letters []string
+		if p.o.Park {
+			letters = append(letters, p.o.deadLetterPrefix()+">")
+		}
+		if why := impossible(s.subjects(), letters...); why != "" {
+			add(event.FAIL, "stream", ownToken, "stream %q does not exist, and cannot be created: %s", p.o.Stream, why)
+		} else {
+			r.Findings = append(r.Findings, s.creatable(ctx, "stream", p.o.Stream, s.subjects(),
+				"choose other subjects with --subject, or name the stream that has them with --stream"))
+		}
 		r.Limits.Subjects = s.subjects()
 	case !s.exists():
 		add(event.FAIL, "stream", fmt.Sprintf("start with --create-stream, or run: nats stream add %s --subjects '%s' --storage file --defaults",
@@ -253,7 +262,7 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 		case err == nil:
 			add(event.OK, "dead_letters", "", "dead-letter stream %q", p.o.DeadLetters)
 		case errors.Is(err, jetstream.ErrStreamNotFound) && p.o.Create:
-			add(event.OK, "dead_letters", "", "dead-letter stream %q does not exist, and will be created", p.o.DeadLetters)
+			r.Findings = append(r.Findings, s.creatable(ctx, "dead_letters", p.o.DeadLetters, []string{p.o.deadLetterPrefix() + ">"}, p.o.freeLetters()))
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			add(event.FAIL, "dead_letters", fmt.Sprintf("start with --create-stream or --on-poison halt, or run: nats stream add %s --subjects '%s>' --storage file --defaults",
 				p.o.DeadLetters, p.o.deadLetterPrefix()), "dead-letter stream %q does not exist", p.o.DeadLetters)
@@ -262,6 +271,27 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 		}
 	}
 	return r, nil
+}
+
+// creatable finds whether a stream that does not exist can be created: no two
+// streams of an account may have subjects in common.
+func (s *Session) creatable(ctx context.Context, check, name string, subjects []string, remedy string) event.Finding {
+	f := event.Finding{Name: check}
+	held, err := s.holders(ctx, subjects)
+	switch {
+	case err != nil: // the list may be out of bounds for this user
+		f.Level = event.WARN
+		f.Detail = fmt.Sprintf("stream %q does not exist, and whether it can be created is not known: list the streams with its subjects: %s", name, err)
+		f.Remedy = fmt.Sprintf("let this user publish to $JS.API.STREAM.NAMES, or make sure that no stream has any of the subjects %s", strings.Join(subjects, ", "))
+	case len(held) > 0:
+		f.Level = event.FAIL
+		f.Detail = fmt.Sprintf("stream %q does not exist, and cannot be created: stream %s has some of its subjects %s",
+			name, strings.Join(held, " and "), strings.Join(subjects, ", "))
+		f.Remedy = remedy
+	default:
+		f.Detail = fmt.Sprintf("stream %q does not exist, and will be created", name)
+	}
+	return f
 }
 
 // defaultSync is how long a server leaves acked messages in the page cache

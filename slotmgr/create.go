@@ -132,7 +132,7 @@ func creatable(ctx context.Context, conn *pgx.Conn, publications []string) error
 		return event.Fail(event.Precondition, f.Remedy, "%s", f.Detail)
 	}
 	if len(absent) > 0 {
-		f := publicationMissing(conn, absent[0])
+		f := publicationMissing(conn, absent[0], "…")
 		return event.Fail(event.Precondition, f.Remedy, "%s", f.Detail)
 	}
 	return nil

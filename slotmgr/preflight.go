@@ -298,11 +298,16 @@ func (p *preflight) role() {
 	p.add(f)
 }
 
-func publicationMissing(conn *pgx.Conn, name string) Finding {
+// publicationMissing is the finding of a publication that does not exist. tables
+// is what it would be for; "…" leaves that to the reader.
+func publicationMissing(conn *pgx.Conn, name, tables string) Finding {
+	if tables != "" {
+		tables = " FOR TABLE " + tables
+	}
 	return Finding{
 		Name: "publication", Level: FAIL, Class: event.Precondition,
 		Detail: fmt.Sprintf("publication %q does not exist in database %q", name, database(conn.Config())),
-		Remedy: fmt.Sprintf("walrelay init --apply, or CREATE PUBLICATION %s FOR TABLE … WITH (publish = 'insert');", quote(name)),
+		Remedy: fmt.Sprintf("walrelay init --apply, or CREATE PUBLICATION %s%s WITH (publish = 'insert');", quote(name), tables),
 	}
 }
 
@@ -313,7 +318,11 @@ func (p *preflight) publications() {
 		case p.err != nil:
 			return
 		case !ok:
-			p.add(publicationMissing(p.conn, name))
+			tables := make([]string, len(p.want.Tables))
+			for i, t := range p.want.Tables {
+				tables[i] = t.String()
+			}
+			p.add(publicationMissing(p.conn, name, strings.Join(tables, ", ")))
 		case !inserts:
 			p.present = append(p.present, name)
 			p.add(Finding{
@@ -381,6 +390,8 @@ where n.nspname = $1 and c.relname = $2`, []any{t.Schema, t.Name, p.present}, &k
 	case len(p.want.Publications) == 0:
 		f.Detail = fmt.Sprintf("no publication is given for table %s", t)
 		f.Remedy = "name it with --publication"
+	case len(p.present) < len(p.want.Publications):
+		return // it is to be in the publication whose absence is told already
 	default:
 		quoted := make([]string, len(p.want.Publications))
 		for i, name := range p.want.Publications {

@@ -198,7 +198,7 @@ func TestLostSlotsEndTheRelayAndAreRecovered(t *testing.T) {
 			r.relay.MustStart(t)
 			r.exited(t, 5, "walrelay slot recover walrelay", "50 rows of the table come after it")
 			ran := r.must(append([]string{"slot", "recover"}, r.flags()...)...)
-			if !strings.Contains(ran.Stdout, "50 published") {
+			if !strings.Contains(ran.Stdout, "50 published") || !strings.Contains(ran.Stdout, "table public.outbox: rows with seq > ") {
 				t.Errorf("recover says:\n%s", ran.Stdout)
 			}
 			r.once(100)

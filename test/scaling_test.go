@@ -54,7 +54,9 @@ func (r *rig) shardFlags(s shard) []string {
 	}
 }
 
-// gather makes the stream take in shards, beside those that it has.
+// gather makes the stream take in shards, beside those that it has. Theirs have
+// to exist: the server tries again for a missing one only after ten seconds and
+// more (calculateRetryBackoff in its stream.go).
 func (r *rig) gather(shards ...shard) {
 	r.t.Helper()
 	cfg := jetstream.StreamConfig{Name: stream, Storage: jetstream.FileStorage}
@@ -191,10 +193,11 @@ func TestOneRelayBecomesTwoFourAndThree(t *testing.T) {
 	r.splitInto(one, split, two...)
 	r.must(append(split, "--into", "two_0,two_1")...) // again without harm
 	total := r.messagesOf(stream)
-	r.gather(two...)
 	for _, s := range two {
 		s.MustStart(t)
+		s.MustAwait(t, quick, "streaming")
 	}
+	r.gather(two...)
 	r.must("slot", "drop", slot, "--yes", "--with-publication", "--publication", publication, "--dsn", r.dsn, "--nats-url", r.natsURL)
 	must(t, ws.Diary.Await(t.Context(), 1200))
 
@@ -335,10 +338,11 @@ func TestSplitRefusesHalfATransaction(t *testing.T) {
 	r.await(quick, "everything is confirmed", func() bool { return r.unconfirmed() < 1<<10 })
 	r.ends(0)
 	r.must(split...)
-	r.gather(shards...)
 	for _, s := range shards {
 		s.MustStart(t)
+		s.MustAwait(t, quick, "streaming")
 	}
+	r.gather(shards...)
 	r.exec(into + "select 'order', i::text, 'late', '{}' from generate_series(1, 100) i")
 	r.stored(events+100, 20*time.Second)
 

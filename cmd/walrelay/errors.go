@@ -136,15 +136,30 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &lacks):
 		return event.Fail(event.Usage, see, "--%s has no value", lacks.GetSpecifiedName())
 	case errors.As(err, &invalid):
-		return event.Fail(event.Usage, flagRemedy(invalid.GetFlag(), see), "--%s %q: %w", invalid.GetFlag().Name, invalid.GetValue(), errBadValue)
+		why := errBadValue
+		if errors.Is(err, errNoChoice) {
+			why = errNoChoice
+		}
+		return event.Fail(event.Usage, flagRemedy(invalid.GetFlag(), see), "--%s: %q %w", invalid.GetFlag().Name, invalid.GetValue(), why)
 	}
 	return event.Fail(event.Usage, see, "malformed flag")
 }
 
-var errBadValue = errors.New("is not valid")
+var (
+	errBadValue = errors.New("is not valid")
+	errNoChoice = errors.New("is no such choice")
+)
 
 func flagRemedy(f *pflag.Flag, see string) string {
+	if of, ok := f.Value.(interface{ choices() []string }); ok {
+		all := of.choices()
+		return "write " + strings.Join(all[:len(all)-1], ", ") + " or " + all[len(all)-1]
+	}
 	switch f.Value.Type() {
+	case "int":
+		return "write a whole number"
+	case "bool":
+		return "write true or false, or nothing"
 	case "duration":
 		return "write a number with its unit, such as 200ms, 5s or 1m30s"
 	case "age":

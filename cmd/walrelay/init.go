@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -17,7 +18,8 @@ import (
 
 func initCommand(p *process) *cobra.Command {
 	var apply, grantDelete bool
-	var role, partitioned string
+	var role string
+	var partitioned partitioning
 	var shards int
 	var emit outbox.Emitting
 	var in inboxFlags
@@ -51,7 +53,8 @@ else: it belongs into the consumer's database, which --dsn names.`,
 	cmd.Flags().BoolVar(&apply, "apply", false, "run the SQL instead of printing it")
 	cmd.Flags().StringVar(&role, "role", "", "role that the relay connects as; made when it is missing")
 	cmd.Flags().BoolVar(&grantDelete, "grant-delete", false, "let that role delete rows, too, for walrelay prune and --prune-after")
-	cmd.Flags().StringVar(&partitioned, "partitioned", "", "make a table of partitions by created_at, one a day, week or month")
+	cmd.Flags().Var(&partitioned, "partitioned", "make a table of partitions by created_at, one a day, week or month")
+	_ = cmd.RegisterFlagCompletionFunc("partitioned", cobra.FixedCompletions(partitioned.choices(), cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().IntVar(&shards, "shards", 0, "make so many publications, for relays that share the aggregates; 0 makes one for all")
 	cmd.Flags().BoolVar(&emit.Function, "emit-function", false, "make the SQL function walrelay_emit, for events without a row")
 	cmd.Flags().StringArrayVar(&emit.Emitters, "emit-grant", nil, "role that may emit logical messages, which no other role then may; repeatable")
@@ -91,6 +94,23 @@ else: it belongs into the consumer's database, which --dsn names.`,
 			}
 			return finish(cmd, cfg, apply, steps)
 		})
+}
+
+// partitioning is the value of --partitioned; "" is no partitions.
+type partitioning outbox.Span
+
+func (s *partitioning) String() string { return string(*s) }
+func (s *partitioning) Type() string   { return "span" }
+func (s *partitioning) choices() []string {
+	return []string{string(outbox.Day), string(outbox.Week), string(outbox.Month)}
+}
+
+func (s *partitioning) Set(text string) error {
+	if text != "" && !slices.Contains(s.choices(), text) {
+		return errNoChoice
+	}
+	*s = partitioning(text)
+	return nil
 }
 
 // finish runs the steps, or prints what they would run.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -36,20 +37,28 @@ type process struct {
 // errSignal is the cause of a context that a signal ended.
 var errSignal = errors.New("interrupted")
 
+// echo is how long after a signal another one means the same. timeout(1) and
+// some supervisors signal a process and then its group, which reaches it twice.
+const echo = 100 * time.Millisecond
+
 // onSignal returns a context that the first signal ends, so that commands stop
-// in order; the second one calls force.
+// in order; a second one, unless it is an echo of the first, calls force.
 func onSignal(ctx context.Context, sigs <-chan os.Signal, force func()) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
-		for first := true; ; first = false {
+		var first time.Time
+		for {
 			select {
 			case <-sigs:
-				if !first {
+				switch {
+				case first.IsZero():
+					first = time.Now()
+					cancel(errSignal)
+				case time.Since(first) >= echo:
 					force()
 					return
 				}
-				cancel(errSignal)
 			case <-done:
 				return
 			}

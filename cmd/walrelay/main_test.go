@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -175,7 +177,9 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{"slot create a b", `"b"`},
 		{"slot create My-Slot", "slot name"},
 		{"slot create b --slot a", "different slots"},
-		{"slot list -o yaml", `--output "yaml"`},
+		{"slot list -o yaml", "error: --output: \"yaml\" is no such choice\nhint: write table or json\n"},
+		{"init --partitioned year", "error: --partitioned: \"year\" is no such choice\nhint: write day, week or month\n"},
+		{"init --shards many", "error: --shards: \"many\" is not valid\nhint: write a whole number\n"},
 		{"slot create --timeout 5parsec", "such as 200ms"},
 		{"slot create --timeout=-5s", "below zero"},
 		{"slot drop", "this is no terminal"},
@@ -187,7 +191,7 @@ func TestMistakesOnTheCommandLine(t *testing.T) {
 		{"run --subject {nothing}", "nothing"},
 		{"init --table none --messages --role relay", `CREATE ROLE "relay" LOGIN REPLICATION`},
 		{"init --publication a,b", "one publication at a time"},
-		{"init --shards 1", "1 shards: want 2 to 64"},
+		{"init --shards 1", "--shards 1: want 2 to 64"},
 		{"init --table none --messages --shards 2", "leave --shards out"},
 		{"slot split", "--into"},
 		{"slot split a --into b,a", "name other slots"},
@@ -324,8 +328,35 @@ func TestSignals(t *testing.T) {
 	if err := classify(ctx, begun{fmt.Errorf("create: %w", ctx.Err())}); !errors.Is(err, errForced) {
 		t.Errorf("got %v", err)
 	}
-	sigs <- os.Interrupt
-	<-forced
+}
+
+// What sends a signal to the process and at once to its group, as timeout(1)
+// does, has asked once.
+func TestSecondSignalForcesUnlessItIsAnEcho(t *testing.T) {
+	for after, want := range map[time.Duration]bool{0: false, time.Millisecond: false, echo - 1: false, echo: true, time.Minute: true} {
+		synctest.Test(t, func(t *testing.T) {
+			sigs := make(chan os.Signal)
+			forced := false
+			ctx, stop := onSignal(t.Context(), sigs, func() { forced = true })
+			sigs <- syscall.SIGTERM
+			<-ctx.Done()
+			<-time.After(after)
+			sigs <- syscall.SIGTERM
+			synctest.Wait()
+			if forced != want {
+				t.Errorf("another signal after %s: forced %t, want %t", after, forced, want)
+			}
+			if !forced { // it still can be
+				<-time.After(echo)
+				sigs <- syscall.SIGTERM
+				synctest.Wait()
+				if !forced {
+					t.Errorf("a third signal after %s does not force", after+echo)
+				}
+			}
+			stop()
+		})
+	}
 }
 
 func TestSizes(t *testing.T) {

@@ -21,12 +21,13 @@ const (
 	formJSON  form = "json"
 )
 
-func (f *form) String() string { return string(*f) }
-func (f *form) Type() string   { return "form" }
+func (f *form) String() string    { return string(*f) }
+func (f *form) Type() string      { return "form" }
+func (f *form) choices() []string { return []string{string(formTable), string(formJSON)} }
 
 func (f *form) Set(s string) error {
-	if !slices.Contains([]form{formTable, formJSON}, form(s)) {
-		return errBadValue
+	if !slices.Contains(f.choices(), s) {
+		return errNoChoice
 	}
 	*f = form(s)
 	return nil
@@ -36,7 +37,7 @@ func (f *form) Set(s string) error {
 func outputFlag(cmd *cobra.Command) *form {
 	f := formTable
 	cmd.Flags().VarP(&f, "output", "o", "form of the output: table or json")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{string(formTable), string(formJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(f.choices(), cobra.ShellCompDirectiveNoFileComp))
 	return &f
 }
 

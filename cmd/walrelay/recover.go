@@ -49,7 +49,7 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 		if err != nil {
 			return err
 		}
-		if err := recoverable(cmd, p, s, name, yes); err != nil {
+		if err := recoverable(cmd, p, cfg, s, name, yes); err != nil {
 			return err
 		}
 		all = all || s.state.Sequence == 0 // nothing was ever published
@@ -72,7 +72,7 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 		}
 		fmt.Fprintf(out, "slot %s %s, begins at %s\n", name, what, result.Begin)
 		for _, table := range slices.Sorted(maps.Keys(result.From)) {
-			fmt.Fprintf(out, "table %s compared with the stream behind %s\n", table, result.From[table])
+			fmt.Fprintf(out, "table %s: rows with %s compared with the stream, the others count as published\n", table, result.From[table])
 		}
 		fmt.Fprintf(out, "%d rows compared: %d were in the stream, %d published, %d of these parked\n",
 			result.Seen, result.Stored, result.Published, result.Parked)
@@ -81,11 +81,11 @@ It can be interrupted and started again at any time. Stop the relay before.`,
 }
 
 // recoverable refuses what a new slot would make worse.
-func recoverable(cmd *cobra.Command, p *process, s situation, name string, yes bool) error {
+func recoverable(cmd *cobra.Command, p *process, cfg *config.Config, s situation, name string, yes bool) error {
 	switch {
 	case !s.exists && !s.state.Claimed:
 		return event.Fail(event.Precondition, fmt.Sprintf("walrelay slot create %s makes one that begins now; walrelay run --backfill publishes the table first", name),
-			"there is neither a slot %q nor a checkpoint of it in stream, so there is nothing to recover", name)
+			"there is neither a slot %q nor a checkpoint of it for stream %q, so there is nothing to recover", name, cfg.Stream.Name)
 	case !s.exists || s.slot.Lost() && s.slot.Database == s.database && s.slot.Plugin == slotmgr.Plugin:
 		return nil
 	case s.slot.Database != s.database || s.slot.Plugin != slotmgr.Plugin:

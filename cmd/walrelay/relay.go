@@ -260,8 +260,13 @@ func (o *sourceOpener) missing(ctx context.Context, conn *pgx.Conn) error {
 	}
 	state, err := o.pub.Examine(ctx, o.want.Slot, database)
 	switch {
-	case err != nil:
+	case ctx.Err() != nil:
 		return err
+	case err != nil:
+		hint := "make NATS answer first: the stream tells whether there was a slot that is lost\n" +
+			fmt.Sprintf("if there never was one: walrelay slot create %s --publication %s", o.want.Slot, strings.Join(o.want.Publications, ","))
+		return event.Fail(event.Precondition, strings.TrimPrefix(event.HintOf(err)+"\n"+hint, "\n"),
+			"slot %q does not exist, and the stream cannot be asked for what became of it: %w", o.want.Slot, err)
 	case state.Interrupted:
 		return interrupted(o.want.Slot, state)
 	case state.Claimed:

@@ -217,6 +217,10 @@ func (v *screen) lines(s *status) []string {
 		}
 		row("slot", "%s, %s, confirmed %s, keeps %s", active, orDash(p.WALStatus), position(p.Confirmed), size(p.RetainedBytes))
 		row("slot loss", "%s", loss(s))
+	} else if s.missing {
+		row("slot", "does not exist")
+	} else if r != nil && p.Error != "" {
+		row("slot", "unknown: %s", p.Error)
 	} else {
 		row("slot", "unknown: Postgres does not answer")
 	}
@@ -296,6 +300,10 @@ func drained(s *status) string {
 		return "not known yet"
 	case e == nil && s.LagBasis == "event" && *s.LagSeconds < 5:
 		return "keeps up with what is written"
+	case e == nil && !s.Postgres.SlotActive:
+		return "no: nobody reads the slot"
+	case e == nil && s.EventsPerSecond == nil:
+		return "not in sight: the lag does not shrink"
 	case e == nil:
 		return "not at this rate: the lag does not shrink"
 	case *e == 0:
@@ -312,6 +320,8 @@ func loss(s *status) string {
 		return "lost"
 	case safe == nil:
 		return "no limit (max_slot_wal_keep_size): it may fill the disk"
+	case s.LossSeconds == nil && s.WALPerSecond == nil:
+		return fmt.Sprintf("after %s more of log", size(*safe))
 	case s.LossSeconds == nil:
 		return fmt.Sprintf("after %s more of log, not coming nearer", size(*safe))
 	default:

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -70,16 +71,29 @@ func (d drop) run(ctx context.Context, cmd *cobra.Command, cfg *config.Config, c
 	}
 	if d.publications {
 		if err := dropPublications(ctx, cmd, conn, cfg.Publications); err != nil {
-			return err
+			return unfinished(ctx, name, "publications", err)
 		}
 	}
 	if err := d.ask(ctx, cmd, &d.checkpoint, "remove the checkpoint of stream "+cfg.Stream.Name+", too?"); err != nil {
 		return err
 	}
 	if d.checkpoint {
-		return d.forget(ctx, cmd, cfg, conn, name)
+		if err := d.forget(ctx, cmd, cfg, conn, name); err != nil {
+			return unfinished(ctx, name, "checkpoint", err)
+		}
 	}
 	return nil
+}
+
+// unfinished says what is gone already, and that the rest can be done later.
+func unfinished(ctx context.Context, name, rest string, err error) error {
+	classed := classify(ctx, begun{err})
+	if errors.Is(classed, errForced) {
+		return err
+	}
+	const again = "then run the same command again: it goes on with what is left"
+	return event.Fail(event.ClassOf(classed), strings.TrimPrefix(event.HintOf(classed)+"\n"+again, "\n"),
+		"slot %s is dropped, but not what belongs to it, the %s: %w", name, rest, err)
 }
 
 // ask offers on a terminal what no flag has asked for.

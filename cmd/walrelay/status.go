@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"time"
 
@@ -81,6 +82,8 @@ type status struct {
 	Relay    relayStatus            `json:"relay"`
 	Postgres metrics.PostgresReport `json:"postgres"`
 	NATS     natsStatus             `json:"nats"`
+
+	missing bool // Postgres answers, and has no such slot
 
 	LagSeconds *float64 `json:"lag_seconds"` // null when it is not known
 	LagBasis   string   `json:"lag_basis,omitempty"`
@@ -275,7 +278,11 @@ func (l *lookout) ask(ctx context.Context, addr string) (*metrics.Report, error)
 	resp, err := l.client.Do(req)
 	if err != nil {
 		var op *net.OpError
-		if errors.As(err, &op) {
+		var call *os.SyscallError // whose text begins with what was tried
+		switch {
+		case errors.As(err, &call):
+			return nil, call
+		case errors.As(err, &op):
 			return nil, fmt.Errorf("connect: %w", op.Err)
 		}
 		return nil, err
@@ -324,6 +331,10 @@ func (l *lookout) askPostgres(ctx context.Context, s *status) {
 	defer cancel()
 	lag, err := l.sample(ctx)
 	if err != nil {
+		if l.conn != nil && event.ClassOf(err) == event.Precondition {
+			_, exists, failed := slotmgr.Lookup(ctx, l.conn, l.cfg.Slot)
+			s.missing = failed == nil && !exists
+		}
 		l.hangUp()
 		s.Postgres = metrics.PostgresReport{Error: err.Error(), Hint: event.HintOf(err)}
 		return

@@ -170,12 +170,39 @@ func TestWordsForADrain(t *testing.T) {
 		{func(s *status) { s.DrainSeconds, s.LagSeconds = nil, ptr(60.0) }, "not at this rate: the lag does not shrink"},
 		{func(s *status) { s.DrainSeconds, s.LagSeconds, s.LagBasis = nil, nil, "" }, "not at this rate: the lag does not shrink"},
 		{func(s *status) { s.DrainSeconds, s.WALPerSecond = nil, nil }, "not known yet"},
+		{func(s *status) { s.DrainSeconds, s.LagSeconds, s.LagBasis, s.EventsPerSecond = nil, nil, "", nil }, "not in sight: the lag does not shrink"},
+		{func(s *status) { s.DrainSeconds, s.LagSeconds, s.LagBasis, s.Postgres.SlotActive = nil, nil, "", false }, "no: nobody reads the slot"},
+		{func(s *status) { s.Postgres.SlotActive = false }, "in about 12s"},
 		{func(s *status) { s.Postgres.Up = false }, "unknown"},
 	} {
 		s := aStatus()
 		c.change(&s)
 		if got := drained(&s); got != c.want {
 			t.Errorf("got %q, want %q", got, c.want)
+		}
+	}
+}
+
+func TestWordsForASlot(t *testing.T) {
+	direct := func(s *status) {
+		s.Relay.Report, s.Source = nil, fromServers
+		s.Postgres = metrics.PostgresReport{Error: "what went wrong"}
+	}
+	for _, c := range []struct {
+		change func(s *status)
+		want   string
+	}{
+		{func(*status) {}, "active, reserved"},
+		{direct, "slot         unknown: Postgres does not answer"},
+		{func(s *status) { direct(s); s.missing = true }, "slot         does not exist"},
+		{func(s *status) { s.Postgres = metrics.PostgresReport{Error: "what went wrong"} }, "slot         unknown: what went wrong"},
+		{func(s *status) { s.LossSeconds = nil }, "more of log, not coming nearer"},
+		{func(s *status) { s.LossSeconds, s.WALPerSecond = nil, nil }, "slot loss    after 1.0 GiB more of log\n"},
+	} {
+		s := aStatus()
+		c.change(&s)
+		if got := strings.Join((&screen{}).lines(&s), "\n"); !strings.Contains(got, c.want) {
+			t.Errorf("missing %q in\n%s", c.want, got)
 		}
 	}
 }
