@@ -106,7 +106,9 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 			if err != nil {
 				return nil, err
 			}
-			time.AfterFunc(settled, forgetPages)
+			for _, after := range beginnings {
+				time.AfterFunc(after, forgetPages)
+			}
 			if tracer != nil {
 				return tracer.Wrap(s), nil
 			}
@@ -145,8 +147,9 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	return r.Run(ctx)
 }
 
-// settled is how long after its beginning a session has done what it does only once.
-const settled = 2 * time.Second
+// beginnings are times after the sink is open at which a session has done some
+// more of what it does only once: the stream is read back, the loop runs.
+var beginnings = []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second}
 
 // spanPatience is how long the last spans may take to be sent.
 const spanPatience = 2 * time.Second
@@ -180,6 +183,7 @@ func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
 		if err := o.preflight(ctx); err != nil {
 			return nil, o.patient(err)
 		}
+		forgetPages()
 		o.checked = true
 	}
 	published, err := o.watch.begin(ctx)
