@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -174,7 +175,8 @@ func keyword(k string) string {
 }
 
 var (
-	authority = regexp.MustCompile(`^` + hostPort + `(?:,` + hostPort + `)*$`)
+	// Its classes of Unicode make it large, so it is made where there is a URL.
+	authority = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^` + hostPort + `(?:,` + hostPort + `)*$`) })
 	parameter = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.%]{2,}=`)
 )
 
@@ -241,7 +243,7 @@ func readingAt(p string, i int) reading {
 		}
 	}
 	hosts, db, query := splitTail(p[i+1:])
-	if !authority.MatchString(hosts) {
+	if !authority().MatchString(hosts) {
 		return impossible
 	}
 	if query != "" {

@@ -75,7 +75,7 @@ var options = []*option{
 	{
 		name: "slot", path: "slot", group: Slot, arg: "name", def: "walrelay",
 		help: "replication slot",
-		set:  match(func(c *Config) *string { return &c.Slot }, slotName, "is no slot name", "use up to 63 lower-case letters, digits and underscores"),
+		set:  match(func(c *Config) *string { return &c.Slot }, slotName, 63, "is no slot name", "use up to 63 lower-case letters, digits and underscores"),
 	},
 	{
 		name: "publication", path: "publications", group: Publications, arg: "name", def: "walrelay", list: true,
@@ -90,7 +90,7 @@ var options = []*option{
 	{
 		name: "subject", path: "subject", group: Tables, arg: "template",
 		help: "subject of a message (default the preset's, such as outbox.{aggregate_type}.{event_type})",
-		set:  match(func(c *Config) *string { return &c.Subject }, subjectText, "is no subject template", "write tokens with dots between and without blanks, such as outbox.{aggregate_type}.{event_type}"),
+		set:  match(func(c *Config) *string { return &c.Subject }, subjectText, 0, "is no subject template", "write tokens with dots between and without blanks, such as outbox.{aggregate_type}.{event_type}"),
 	},
 	{
 		name: "type-subject", path: "type_subjects", group: Tables, arg: "type=template", list: true,
@@ -120,7 +120,7 @@ var options = []*option{
 	{
 		name: "cloudevents-source", path: "cloudevents.source", group: Tables, arg: "uri",
 		help: "source of the CloudEvents (default the table, such as /public.outbox)",
-		set:  match(func(c *Config) *string { return &c.CloudSource }, subjectText, "is no URI", "write a URI or a path, such as https://example.com/orders or /orders"),
+		set:  match(func(c *Config) *string { return &c.CloudSource }, subjectText, 0, "is no URI", "write a URI or a path, such as https://example.com/orders or /orders"),
 	},
 	{
 		name: "messages", path: "messages", group: Tables, def: "false",
@@ -184,7 +184,7 @@ var options = []*option{
 
 	{
 		name: "stream", path: "stream.name", group: Streams, arg: "name", def: "OUTBOX", help: "JetStream stream to publish to",
-		set: match(func(c *Config) *string { return &c.Stream.Name }, streamName, "is no stream name", streamRemedy),
+		set: match(func(c *Config) *string { return &c.Stream.Name }, streamName, 255, "is no stream name", streamRemedy),
 	},
 	{
 		name: "create-stream", path: "stream.create", group: Streams, def: "false", help: "create the streams that are missing",
@@ -204,11 +204,11 @@ var options = []*option{
 	},
 	{
 		name: "dead-letter-stream", path: "stream.dead_letters", group: Streams, arg: "name", help: "stream of parked events (default the stream's name and _DLQ)",
-		set: match(func(c *Config) *string { return &c.Stream.DeadLetters }, streamName, "is no stream name", streamRemedy),
+		set: match(func(c *Config) *string { return &c.Stream.DeadLetters }, streamName, 255, "is no stream name", streamRemedy),
 	},
 	{
 		name: "checkpoint-bucket", path: "stream.checkpoint_bucket", group: Streams, arg: "name", def: "walrelay", help: "KV bucket of the checkpoint",
-		set: match(func(c *Config) *string { return &c.Stream.CheckpointBucket }, bucketName, "is no bucket name", "use letters, digits, underscores and dashes"),
+		set: match(func(c *Config) *string { return &c.Stream.CheckpointBucket }, bucketName, 0, "is no bucket name", "use letters, digits, underscores and dashes"),
 	},
 	{
 		name: "adopt-stream", group: Streams, def: "false", help: "take over a stream that another relay has checkpointed, this once",
@@ -303,8 +303,8 @@ var options = []*option{
 }
 
 var (
-	slotName    = regexp.MustCompile(`^[a-z0-9_]{1,63}$`) // ReplicationSlotValidateName
-	streamName  = regexp.MustCompile(`^[^\s.*>/\\\x00-\x1f\x7f]{1,255}$`)
+	slotName    = regexp.MustCompile(`^[a-z0-9_]+$`) // ReplicationSlotValidateName
+	streamName  = regexp.MustCompile(`^[^\s.*>/\\\x00-\x1f\x7f]+$`)
 	bucketName  = regexp.MustCompile(`^[A-Za-z0-9_-]+$`) // nats.go's validBucketRe
 	subjectText = regexp.MustCompile(`^[^\s\x00-\x1f\x7f]+$`)
 )
@@ -325,9 +325,11 @@ func secret(p func(*Config) *Secret) func(*Config, given) error {
 	}
 }
 
-func match(p func(*Config) *string, re *regexp.Regexp, msg, remedy string) func(*Config, given) error {
+// match takes a text that re matches, of most bytes at most; 0 is any number. A
+// limit in the expression would make it large.
+func match(p func(*Config) *string, re *regexp.Regexp, most int, msg, remedy string) func(*Config, given) error {
 	return func(c *Config, v given) error {
-		if !re.MatchString(v.texts[0]) {
+		if !re.MatchString(v.texts[0]) || most > 0 && len(v.texts[0]) > most {
 			return &mistake{msg, remedy}
 		}
 		*p(c) = v.texts[0]

@@ -45,7 +45,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	}
 	var watch *watchpost
 	var meter publisher.Meter
-	var observer relay.Observer
+	var observer relay.Observer = deaf{}
 	if cfg.HTTPAddr != "" {
 		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
 		meter, observer = watch.monitor, watch.monitor
@@ -59,9 +59,6 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	if gardener != nil {
-		if observer == nil {
-			observer = deaf{}
-		}
 		observer = leaderWatch{observer, gardener}
 	}
 	options := publisherOptions(cfg, mapper, connect)
@@ -127,7 +124,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		DrainTimeout:   cfg.DrainTimeout,
 		BackoffMin:     cfg.Backoff.Min,
 		BackoffMax:     cfg.Backoff.Max,
-		Observer:       observer,
+		Observer:       thrifty{observer},
 		Log:            log,
 	})
 	if err != nil {
@@ -148,8 +145,17 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 }
 
 // beginnings are times after the sink is open at which a session has done some
-// more of what it does only once: the stream is read back, the loop runs.
+// more of what it does only once.
 var beginnings = []time.Duration{20 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second}
+
+// thrifty gives pages back when the relay enters another state, such as when the
+// stream has been read back.
+type thrifty struct{ relay.Observer }
+
+func (t thrifty) Entered(s relay.Status) {
+	forgetPages()
+	t.Observer.Entered(s)
+}
 
 // spanPatience is how long the last spans may take to be sent.
 const spanPatience = 2 * time.Second
