@@ -91,11 +91,17 @@ const (
 	Settling          // it waits for acks
 )
 
-// unobserved is the Observer when there is none.
-type unobserved struct{}
+// Unobserved is the Observer when there is none.
+type Unobserved struct{}
 
-func (unobserved) Entered(Status)      {}
-func (unobserved) Ticked(Tick)         {}
-func (unobserved) Parked(event.Reason) {}
+// Entered implements Observer.
+func (Unobserved) Entered(Status) {}
 
-func (unobserved) Refused(event.Reason) {}
+// Ticked implements Observer.
+func (Unobserved) Ticked(Tick) {}
+
+// Parked implements Observer.
+func (Unobserved) Parked(event.Reason) {}
+
+// Refused implements Observer.
+func (Unobserved) Refused(event.Reason) {}

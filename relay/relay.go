@@ -109,7 +109,7 @@ func New(o Options) (*Relay, error) {
 		o.Silence = 10 * time.Second
 	}
 	if o.Observer == nil {
-		o.Observer = unobserved{}
+		o.Observer = Unobserved{}
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -46,8 +46,8 @@ func (j *job) look(ctx context.Context) (s situation, err error) {
 		return s, err
 	}
 	defer hangUp(conn)
-	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&s.database); err != nil {
-		return s, fmt.Errorf("read the name of the database: %w", err)
+	if s.database, err = currentDatabase(ctx, conn); err != nil {
+		return s, err
 	}
 	if s.slot, s.exists, err = slotmgr.Lookup(ctx, conn, j.cfg.Slot); err != nil {
 		return s, err
@@ -200,7 +200,7 @@ func (r *rows) Close() { hangUp(r.conn) }
 // patiently tries again, as the relay does, until something does not pass.
 func patiently(ctx context.Context, cfg *config.Config, log *slog.Logger, try func() error) error {
 	told := ""
-	for pause := cfg.Backoff.Min; ; pause = min(2*pause, cfg.Backoff.Max) {
+	for wait := cfg.Backoff.Min; ; wait = min(2*wait, cfg.Backoff.Max) {
 		err := try()
 		if err == nil || ctx.Err() != nil {
 			return nil
@@ -212,12 +212,7 @@ func patiently(ctx context.Context, cfg *config.Config, log *slog.Logger, try fu
 			log.Warn("not ready yet, trying again", "err", text, "hint", event.HintOf(err))
 			told = text
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
-		t.Stop()
+		pause(ctx, wait)
 	}
 }
 

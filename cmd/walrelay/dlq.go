@@ -49,21 +49,21 @@ func (f *letterFilter) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.aggregate, "aggregate", "", "only of this aggregate, as ID or TYPE/ID")
 	cmd.Flags().StringVar(&f.since, "since", "", "only parked at this time or later: RFC 3339, a date, or a duration ago such as 24h")
 	cmd.Flags().StringVar(&f.until, "until", "", "only parked before this time")
+	_ = cmd.RegisterFlagCompletionFunc("reason", cobra.FixedCompletions(reasonNames(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+func reasonNames() []string {
 	names := make([]string, len(event.Reasons))
 	for i, r := range event.Reasons {
 		names[i] = string(r)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("reason", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp))
+	return names
 }
 
 func (f *letterFilter) check(cmd *cobra.Command) (err error) {
 	for _, r := range f.reasons {
 		if !slices.Contains(event.Reasons, event.Reason(r)) {
-			names := make([]string, len(event.Reasons))
-			for i, r := range event.Reasons {
-				names[i] = string(r)
-			}
-			return event.Fail(event.Usage, "the reasons are "+strings.Join(names, ", "), "--reason %q is none", r)
+			return event.Fail(event.Usage, "the reasons are "+strings.Join(reasonNames(), ", "), "--reason %q is none", r)
 		}
 	}
 	now := time.Now()
@@ -403,21 +403,6 @@ func whichLetters(args []string, all bool, f *letterFilter) error {
 	return nil
 }
 
-// sure asks whether to go on, unless yes.
-func sure(cmd *cobra.Command, p *process, yes bool, question, refusal string) error {
-	if yes {
-		return nil
-	}
-	if !isTerminal(p.in) {
-		return event.Fail(event.Usage, "add --yes to do it without being asked", "%s, and this is no terminal", refusal)
-	}
-	ok, err := confirm(cmd.Context(), cmd, question)
-	if err == nil && !ok {
-		err = event.Fail(event.Precondition, "answer yes, or add --yes", "nothing is done")
-	}
-	return err
-}
-
 func dlqReplayCommand(p *process) *cobra.Command {
 	var f letterFilter
 	var all, keepID, yes bool
@@ -469,7 +454,11 @@ window does not swallow it; --keep-id leaves it as it was.`,
 			defer d.close()
 			if len(chosen) > 0 {
 				n := fmt.Sprintf("%d dead letters", len(chosen))
-				if err := sure(cmd, p, yes, "publish the events of "+n+", behind what is in stream "+cfg.Stream.Name+"?", "dlq replay asks before it publishes "+n); err != nil {
+				err := consent{
+					ask: "publish the events of " + n + ", behind what is in stream " + cfg.Stream.Name + "?", hint: "add --yes to do it without being asked",
+					unasked: "dlq replay asks before it publishes " + n + ", and this is no terminal", refused: "nothing is done",
+				}.get(cmd, isTerminal(p.in), yes)
+				if err != nil {
 					return err
 				}
 			}
@@ -670,7 +659,11 @@ longer held: its later events are published, without those that were removed.`,
 			}
 			if len(chosen) > 0 {
 				n := fmt.Sprintf("%d dead letters of %d aggregates", len(chosen), len(aggregates))
-				if err := sure(cmd, p, yes, "remove "+n+" for good? Events that are in no table any more are lost, and held aggregates go on without them", "dlq purge asks before it removes "+n); err != nil {
+				err := consent{
+					ask:  "remove " + n + " for good? Events that are in no table any more are lost, and held aggregates go on without them",
+					hint: "add --yes to do it without being asked", unasked: "dlq purge asks before it removes " + n + ", and this is no terminal", refused: "nothing is done",
+				}.get(cmd, isTerminal(p.in), yes)
+				if err != nil {
 					return err
 				}
 			}

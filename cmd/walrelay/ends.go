@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
@@ -52,6 +53,24 @@ func newEnds(cfg *config.Config, log *slog.Logger) (*ends, error) {
 	options.Log = log
 	e.pub, err = publisher.New(options)
 	return e, err
+}
+
+// table is the outbox table of a name, as schema.table.
+func (e *ends) table(name string) (outbox.Table, bool) {
+	for _, t := range e.outboxes {
+		if t.String() == name {
+			return t, true
+		}
+	}
+	return outbox.Table{}, false
+}
+
+// currentDatabase is the name of the connection's database.
+func currentDatabase(ctx context.Context, conn *pgx.Conn) (name string, err error) {
+	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&name); err != nil {
+		return "", fmt.Errorf("read the name of the database: %w", err)
+	}
+	return name, nil
 }
 
 func publisherOptions(cfg *config.Config, mapper *outbox.Mapper, connect []nats.Option) publisher.Options {

@@ -133,12 +133,6 @@ func (o *prune) check(cmd *cobra.Command, cfg *config.Config) error {
 }
 
 func (o *prune) ask(cmd *cobra.Command, cfg *config.Config, terminal bool) error {
-	if o.yes || o.dryRun {
-		return nil
-	}
-	if !terminal {
-		return event.Fail(event.Usage, "add --yes to delete them without being asked, or --dry-run to see what it would do", "prune asks before it deletes rows, and this is no terminal")
-	}
 	names := make([]string, len(cfg.Tables))
 	for i, t := range cfg.Tables {
 		names[i] = t.Name
@@ -147,11 +141,11 @@ func (o *prune) ask(cmd *cobra.Command, cfg *config.Config, terminal bool) error
 	if o.unproven {
 		which = "rows, published or not,"
 	}
-	sure, err := confirm(cmd.Context(), cmd, fmt.Sprintf("delete %s of %s that are older than %s?", which, strings.Join(names, ", "), time.Duration(o.olderThan)))
-	if err == nil && !sure {
-		err = event.Fail(event.Precondition, "answer yes, or add --yes", "nothing is deleted")
-	}
-	return err
+	return consent{
+		ask:     fmt.Sprintf("delete %s of %s that are older than %s?", which, strings.Join(names, ", "), time.Duration(o.olderThan)),
+		unasked: "prune asks before it deletes rows, and this is no terminal",
+		hint:    "add --yes to delete them without being asked, or --dry-run to see what it would do", refused: "nothing is deleted",
+	}.get(cmd, terminal, o.yes || o.dryRun)
 }
 
 // run makes one pass, or one after the other until it is stopped. In a loop what passes by
@@ -295,7 +289,7 @@ func (j *pruning) pass(ctx context.Context) (operate.PruneResult, error) {
 	p.Open = func(ctx context.Context, name string, h operate.Horizon, since *event.Mark) (operate.PruneTable, error) {
 		o := j.options
 		o.XID, o.Since = h.XID, since
-		o.Table = j.outboxes[slices.IndexFunc(j.outboxes, func(t outbox.Table) bool { return t.String() == name })]
+		o.Table, _ = j.table(name) // one of p.Tables
 		t, err := outbox.OpenPruner(ctx, conn, o)
 		return &prunedTable{t, j.save}, err
 	}

@@ -97,11 +97,3 @@ func (w leaderWatch) Entered(s relay.Status) {
 	w.g.leads.Store(s.State == relay.Streaming)
 	w.Observer.Entered(s)
 }
-
-// deaf is an observer that does nothing.
-type deaf struct{}
-
-func (deaf) Entered(relay.Status) {}
-func (deaf) Ticked(relay.Tick)    {}
-func (deaf) Parked(event.Reason)  {}
-func (deaf) Refused(event.Reason) {}

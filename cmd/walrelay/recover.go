@@ -93,14 +93,10 @@ func recoverable(cmd *cobra.Command, p *process, cfg *config.Config, s situation
 			"slot %q is one of database %q and plugin %q: it is not the relay's", name, s.slot.Database, s.slot.Plugin)
 	case s.slot.Active:
 		return event.Fail(event.Precondition, "stop the relay that reads it first", "slot %q is in use by %s", name, s.slot.Holder())
-	case yes:
-		return nil
-	case !isTerminal(p.in):
-		return event.Fail(event.Usage, "add --yes to replace it without being asked", "slot %s is not lost, and this is no terminal to ask on", name)
 	}
-	sure, err := confirm(cmd.Context(), cmd, fmt.Sprintf("slot %s is not lost; replace it all the same, and lose what only its log has?", name))
-	if err == nil && !sure {
-		err = event.Fail(event.Precondition, "answer yes, or add --yes", "slot %s is not replaced", name)
-	}
-	return err
+	return consent{
+		ask:     fmt.Sprintf("slot %s is not lost; replace it all the same, and lose what only its log has?", name),
+		unasked: fmt.Sprintf("slot %s is not lost, and this is no terminal to ask on", name),
+		hint:    "add --yes to replace it without being asked", refused: fmt.Sprintf("slot %s is not replaced", name),
+	}.get(cmd, isTerminal(p.in), yes)
 }

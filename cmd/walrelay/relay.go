@@ -45,7 +45,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 	}
 	var watch *watchpost
 	var meter publisher.Meter
-	var observer relay.Observer = deaf{}
+	var observer relay.Observer = relay.Unobserved{}
 	if cfg.HTTPAddr != "" {
 		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
 		meter, observer = watch.monitor, watch.monitor
@@ -264,9 +264,9 @@ func (o *sourceOpener) missing(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil || exists {
 		return err
 	}
-	var database string
-	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&database); err != nil {
-		return fmt.Errorf("read the name of the database: %w", err)
+	database, err := currentDatabase(ctx, conn)
+	if err != nil {
+		return err
 	}
 	state, err := o.pub.Examine(ctx, o.want.Slot, database)
 	switch {

@@ -79,11 +79,10 @@ func openDesk(ctx context.Context, e *ends) (*desk, error) {
 }
 
 func (d *desk) open(ctx context.Context) error {
-	var database string
-	if err := d.conn.QueryRow(ctx, "select current_database()::text").Scan(&database); err != nil {
-		return fmt.Errorf("read the name of the database: %w", err)
+	database, err := currentDatabase(ctx, d.conn)
+	if err != nil {
+		return err
 	}
-	var err error
 	if d.replays, err = d.pub.OpenReplays(ctx); err != nil {
 		return err
 	}
@@ -370,17 +369,13 @@ func (a *again) perform(cmd *cobra.Command, p *process, d *desk, log *slog.Logge
 	if a.dryRun || run.Total == 0 {
 		return nil
 	}
-	if !a.yes && !begun {
-		if !isTerminal(p.in) {
-			return event.Fail(event.Usage, "add --yes to publish them without being asked", "replay asks before it publishes %d rows again, and this is no terminal", run.Total)
-		}
-		sure, err := confirm(ctx, cmd, fmt.Sprintf("publish %d rows again, behind what is in stream %s?", run.Total, d.cfg.Stream.Name))
-		if err == nil && !sure {
-			err = event.Fail(event.Precondition, "answer yes, or add --yes", "nothing is published again")
-		}
-		if err != nil {
-			return err
-		}
+	err = consent{
+		ask:     fmt.Sprintf("publish %d rows again, behind what is in stream %s?", run.Total, d.cfg.Stream.Name),
+		unasked: fmt.Sprintf("replay asks before it publishes %d rows again, and this is no terminal", run.Total),
+		hint:    "add --yes to publish them without being asked", refused: "nothing is published again",
+	}.get(cmd, isTerminal(p.in), a.yes || begun)
+	if err != nil {
+		return err
 	}
 	cmd.PrintErrf("run %s\n", run.ID)
 	show := &progress{w: p.err, log: log, terminal: isTerminal(p.err), began: time.Now(), name: "replay", done: "emitted"}
@@ -391,7 +386,10 @@ func (a *again) perform(cmd *cobra.Command, p *process, d *desk, log *slog.Logge
 			if err != nil {
 				return err
 			}
-			revision, err = saved(d.replays.SaveRun(ctx, r.ID, record, revision))(revision)
+			next, err := d.replays.SaveRun(ctx, r.ID, record, revision)
+			if err == nil {
+				revision = next
+			}
 			return err
 		},
 	}
@@ -406,16 +404,6 @@ func (a *again) perform(cmd *cobra.Command, p *process, d *desk, log *slog.Logge
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "run %s: %d rows are in the log; %s\n", run.ID, run.Emitted, when)
 	return nil
-}
-
-// saved keeps the old revision when a record could not be written.
-func saved(revision uint64, err error) func(old uint64) (uint64, error) {
-	return func(old uint64) (uint64, error) {
-		if err != nil {
-			return old, err
-		}
-		return revision, nil
-	}
 }
 
 // load reads the record of the run; its revision is 0 when there is none.
@@ -451,15 +439,6 @@ func (d *desk) tablesOf(names []string) ([]outbox.Table, error) {
 		all = append(all, t)
 	}
 	return all, nil
-}
-
-func (d *desk) table(name string) (outbox.Table, bool) {
-	for _, t := range d.outboxes {
-		if t.String() == name {
-			return t, true
-		}
-	}
-	return outbox.Table{}, false
 }
 
 // emitter is an operate.Emitter.

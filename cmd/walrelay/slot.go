@@ -146,6 +146,29 @@ func orDash(s string) string {
 	return s
 }
 
+// consent is what a command asks for before it does what cannot be undone.
+type consent struct {
+	ask     string
+	unasked string // why it does nothing where nobody can be asked
+	hint    string // how to do without being asked
+	refused string // what came of another answer than yes
+}
+
+// get asks for it, unless yes was given before.
+func (c consent) get(cmd *cobra.Command, terminal, yes bool) error {
+	if yes {
+		return nil
+	}
+	if !terminal {
+		return event.Fail(event.Usage, c.hint, "%s", c.unasked)
+	}
+	sure, err := confirm(cmd.Context(), cmd, c.ask)
+	if err == nil && !sure {
+		err = event.Fail(event.Precondition, "answer yes, or add --yes", "%s", c.refused)
+	}
+	return err
+}
+
 // confirm asks on the terminal.
 func confirm(ctx context.Context, cmd *cobra.Command, question string) (bool, error) {
 	cmd.PrintErrf("%s [y/N] ", question)

@@ -162,15 +162,13 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 			}
 			what = fmt.Sprintf("%d events", n)
 		}
-		if !terminal {
-			return event.Fail(event.Usage, "add --yes to skip them without being asked", "slot advance asks before it skips %s, and this is no terminal", what)
-		}
-		sure, err := confirm(ctx, cmd, fmt.Sprintf("advance slot %s from %s to %s and never publish %s?", name, slot.ConfirmedFlush, job.To, what))
+		err := consent{
+			ask:     fmt.Sprintf("advance slot %s from %s to %s and never publish %s?", name, slot.ConfirmedFlush, job.To, what),
+			unasked: fmt.Sprintf("slot advance asks before it skips %s, and this is no terminal", what),
+			hint:    "add --yes to skip them without being asked", refused: fmt.Sprintf("slot %s is not advanced", name),
+		}.get(cmd, terminal, false)
 		if err != nil {
 			return err
-		}
-		if !sure {
-			return event.Fail(event.Precondition, "answer yes, or add --yes", "slot %s is not advanced", name)
 		}
 	}
 	enc := json.NewEncoder(cmd.OutOrStdout())

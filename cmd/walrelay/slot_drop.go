@@ -154,9 +154,9 @@ func (d drop) forget(ctx context.Context, cmd *cobra.Command, cfg *config.Config
 	if err != nil {
 		return err
 	}
-	var database string
-	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&database); err != nil {
-		return fmt.Errorf("read the name of the database: %w", err)
+	database, err := currentDatabase(ctx, conn)
+	if err != nil {
+		return err
 	}
 	removed, err := e.pub.Forget(ctx, name, database)
 	if err != nil {

@@ -71,8 +71,8 @@ func show(ctx context.Context, cfg *config.Config, conn *pgx.Conn, name string) 
 		return nil, err
 	}
 	s := &shown{Detail: d, Findings: event.Findings{}}
-	if err := conn.QueryRow(ctx, "select current_database()::text").Scan(&s.Database); err != nil {
-		return nil, fmt.Errorf("read the name of the database: %w", err)
+	if s.Database, err = currentDatabase(ctx, conn); err != nil {
+		return nil, err
 	}
 	s.Findings = append(s.Findings, d.Findings(s.Database)...)
 	if d.Plugin != slotmgr.Plugin || d.Slot.Database != s.Database {
