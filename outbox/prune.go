@@ -82,11 +82,8 @@ const (
 // session for good.
 func OpenPruner(ctx context.Context, conn *pgx.Conn, o PruneOptions) (*Pruner, error) {
 	p := &Pruner{o: o, conn: conn, last: -1 << 63}
-	for _, sql := range []string{
-		"set client_encoding = 'UTF8'", "set datestyle = 'ISO'", "set intervalstyle = 'postgres'", "set extra_float_digits = 3",
-		"set timezone = 'UTC'", "set bytea_output = 'hex'", "set statement_timeout = 0",
-		fmt.Sprintf("set lock_timeout = %d", pruneLockTimeout.Milliseconds()),
-	} {
+	for _, sql := range append(slices.Clone(asReplicated),
+		"set statement_timeout = 0", fmt.Sprintf("set lock_timeout = %d", pruneLockTimeout.Milliseconds())) {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return nil, p.failure(err, "prepare to prune table %s", o.Table)
 		}

@@ -52,11 +52,7 @@ type ranged struct {
 // order is the column by which rows are read; "" is the one with the role seq.
 func OpenRange(ctx context.Context, conn *pgx.Conn, tables []Table, r Range, order string, publications []string) (*RangeReader, error) {
 	rr := &RangeReader{conn: conn}
-	for _, sql := range []string{
-		// The text form of values is that of the replication connection.
-		"set client_encoding = 'UTF8'", "set datestyle = 'ISO'", "set intervalstyle = 'postgres'",
-		"set extra_float_digits = 3", "set timezone = 'UTC'", "set bytea_output = 'hex'",
-	} {
+	for _, sql := range asReplicated {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return nil, classify(err, "begin to read the outbox")
 		}
@@ -70,13 +66,9 @@ func OpenRange(ctx context.Context, conn *pgx.Conn, tables []Table, r Range, ord
 			}
 			return nil, err
 		}
-		cols, err := columnsOf(ctx, conn, o.relation.ID)
-		if err != nil {
-			return nil, classify(err, "inspect table %s", t)
-		}
 		one := ranged{ordered: o, id: ident(t.column(roleID)), by: ident(o.order)}
-		one.byTyp = cols[slices.IndexFunc(cols, func(c Column) bool { return c.Name == o.order })].Type
-		if one.cond, err = r.condition(t, cols); err != nil {
+		one.byTyp = o.cols[slices.IndexFunc(o.cols, func(c Column) bool { return c.Name == o.order })].Type
+		if one.cond, err = r.condition(t, o.cols); err != nil {
 			return nil, err
 		}
 		if o.where != "" {
@@ -279,16 +271,12 @@ func (r *RangeReader) Read(ctx context.Context, after Place, ends []Place, limit
 }
 
 func (r *RangeReader) read(ctx context.Context, o *ranged, from, end Place, limit, most int) (records []*event.Record, places []Place, err error) {
-	names := make([]string, len(o.relation.Columns))
-	for i, c := range o.relation.Columns {
-		names[i] = ident(c.Name)
-	}
 	cond := o.cond + " AND " + o.upTo(end)
 	if from != (Place{}) {
 		cond += " AND " + o.after(from)
 	}
 	sql := fmt.Sprintf("SELECT %s::text AS \"?\", %s AS \"??\", %s FROM %s WHERE %s ORDER BY %s, 2 LIMIT %d",
-		o.by, o.key(), strings.Join(names, ", "), o.name(), cond, o.by, limit)
+		o.by, o.key(), o.columns(), o.name(), cond, o.by, limit)
 	read := r.conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	size := 0
 	for read.NextRow() {

@@ -22,9 +22,17 @@ type Reader struct {
 	publications []string
 }
 
+// asReplicated are the settings with which the text form of values is that of the
+// replication connection.
+var asReplicated = []string{
+	"set client_encoding = 'UTF8'", "set datestyle = 'ISO'", "set intervalstyle = 'postgres'",
+	"set extra_float_digits = 3", "set timezone = 'UTC'", "set bytea_output = 'hex'",
+}
+
 // ordered is a table with what is needed to read it.
 type ordered struct {
 	Table
+	cols     []Column
 	relation *event.Relation
 	order    string // column
 	where    string // the publications' row filters; "" without
@@ -35,13 +43,9 @@ type ordered struct {
 // which rows are read; "" is the one with the role seq. Close ends the transaction.
 func OpenReader(ctx context.Context, conn *pgx.Conn, snapshot string, tables []Table, order string, publications []string) (*Reader, error) {
 	r := &Reader{conn: conn, publications: publications}
-	begin := []string{
-		// The text form of values is that of the replication connection.
-		"set client_encoding = 'UTF8'", "set datestyle = 'ISO'", "set intervalstyle = 'postgres'",
-		"set extra_float_digits = 3", "set timezone = 'UTC'", "set bytea_output = 'hex'",
+	begin := append(slices.Clone(asReplicated),
 		"set statement_timeout = 0", "set idle_in_transaction_session_timeout = 0",
-		"begin isolation level repeatable read read only",
-	}
+		"begin isolation level repeatable read read only")
 	if snapshot != "" {
 		begin = append(begin, "set transaction snapshot "+quote(snapshot))
 	}
@@ -72,16 +76,15 @@ func (r *Reader) open(ctx context.Context, t Table, order string) (ordered, erro
 	if rel == nil {
 		return o, event.Fail(event.Precondition, "create it with `walrelay init --apply`, or correct --table", "table %s does not exist", t)
 	}
-	cols, err := columnsOf(ctx, r.conn, rel.oid)
-	if err != nil {
+	if o.cols, err = columnsOf(ctx, r.conn, rel.oid); err != nil {
 		return o, classify(err, "inspect table %s", t)
 	}
-	if o.order == "" || !slices.ContainsFunc(cols, func(c Column) bool { return c.Name == o.order }) {
+	if o.order == "" || !slices.ContainsFunc(o.cols, func(c Column) bool { return c.Name == o.order }) {
 		return o, event.Fail(event.Usage, "name a column that grows from event to event with --backfill-order, such as created_at",
 			"table %s has no column %q to order its rows by", t, o.order)
 	}
 	o.relation = &event.Relation{ID: rel.oid, Schema: t.schema(), Name: t.Name}
-	for _, c := range cols {
+	for _, c := range o.cols {
 		o.relation.Columns = append(o.relation.Columns, event.Column{Name: c.Name, Type: c.OID})
 	}
 	o.where, err = r.filter(ctx, rel.oid)
@@ -114,6 +117,15 @@ func (r *Reader) Close(ctx context.Context) error {
 }
 
 func (o *ordered) name() string { return pgx.Identifier{o.schema(), o.Name}.Sanitize() }
+
+// columns is the select list of a whole row.
+func (o *ordered) columns() string {
+	names := make([]string, len(o.cols))
+	for i, c := range o.cols {
+		names[i] = ident(c.Name)
+	}
+	return strings.Join(names, ", ")
+}
 
 func (o *ordered) from() string {
 	sql := "FROM " + o.name()
@@ -151,11 +163,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[*event.Record, error] {
 }
 
 func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record, error) bool) bool {
-	names := make([]string, len(o.relation.Columns))
-	for i, c := range o.relation.Columns {
-		names[i] = ident(c.Name)
-	}
-	sql := fmt.Sprintf("SELECT %s %s ORDER BY %s, tableoid, ctid", strings.Join(names, ", "), o.from(), ident(o.order))
+	sql := fmt.Sprintf("SELECT %s %s ORDER BY %s, tableoid, ctid", o.columns(), o.from(), ident(o.order))
 	// Each value in its text form, and no more rows at hand than the connection buffers.
 	read := r.conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	rec := event.Record{Kind: event.Row, Relation: o.relation}
