@@ -135,51 +135,58 @@ func (r Redelivery[L]) Run(ctx context.Context) (Redelivered, error) {
 func (r Redelivery[L]) wait(ctx context.Context, sent []L, done Redelivered) (Redelivered, error) {
 	poll := time.NewTicker(fatePoll)
 	defer poll.Stop()
-	seen := time.Now() // when a relay was last seen
-	asked := time.Time{}
+	watch := presence{seen: time.Now()}
 	for i, l := range sent {
 		r.Progress(Progress{Total: int64(len(sent)), Seen: int64(i), Published: int64(done.Stored)})
-		for {
-			f, err := r.Fate(ctx, l)
-			if err != nil {
-				return r.left(done, len(sent)-i), r.cut(ctx, len(sent)-i, err)
-			}
-			if f.State != Awaited {
-				r.Tell(l, f)
-				if f.State == Stored {
-					done.Stored++
-				} else {
-					done.Refused++
-				}
-				break
-			}
-			if time.Since(asked) > absence/6 {
-				asked = time.Now()
-				there, err := r.Relay(ctx)
-				if err != nil {
-					return r.left(done, len(sent)-i), r.cut(ctx, len(sent)-i, err)
-				}
-				if there {
-					seen = time.Now()
-				}
-				if time.Since(seen) > absence {
-					return r.left(done, len(sent)-i), nil
-				}
-			}
-			select {
-			case <-poll.C:
-			case <-ctx.Done():
-				return r.left(done, len(sent)-i), r.cut(ctx, len(sent)-i, ctx.Err())
-			}
+		f, err := r.await(ctx, l, poll, &watch)
+		if err != nil {
+			done.Awaited = len(sent) - i
+			return done, r.cut(ctx, done.Awaited, err)
 		}
+		switch f.State {
+		case Awaited:
+			done.Awaited = len(sent) - i
+			return done, nil
+		case Stored:
+			done.Stored++
+		default:
+			done.Refused++
+		}
+		r.Tell(l, f)
 	}
 	r.Progress(Progress{Total: int64(len(sent)), Seen: int64(len(sent)), Published: int64(done.Stored)})
 	return done, nil
 }
 
-func (r Redelivery[L]) left(done Redelivered, n int) Redelivered {
-	done.Awaited = n
-	return done
+// presence is when a relay was asked for, and last seen.
+type presence struct{ asked, seen time.Time }
+
+// await returns the fate of a letter once it has one, and Awaited when there is no relay.
+func (r Redelivery[L]) await(ctx context.Context, l L, poll *time.Ticker, relay *presence) (Fate, error) {
+	for {
+		f, err := r.Fate(ctx, l)
+		if err != nil || f.State != Awaited {
+			return f, err
+		}
+		if time.Since(relay.asked) > absence/6 {
+			relay.asked = time.Now()
+			there, err := r.Relay(ctx)
+			if err != nil {
+				return f, err
+			}
+			if there {
+				relay.seen = time.Now()
+			}
+			if time.Since(relay.seen) > absence {
+				return f, nil
+			}
+		}
+		select {
+		case <-poll.C:
+		case <-ctx.Done():
+			return f, ctx.Err()
+		}
+	}
 }
 
 // cut says that nothing is lost by not waiting any longer.
