@@ -89,7 +89,7 @@ func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
 	if s.looking && s.kv == nil {
 		return nil, nil // there is no bucket yet
 	}
-	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{"$KV." + s.o.Bucket + "." + s.o.Stream})
+	m, err := s.entry(ctx, s.o.Stream)
 	if err != nil {
 		return nil, fmt.Errorf("read checkpoint: %w", err)
 	}
@@ -108,6 +108,15 @@ func (s *Session) readCheckpoint(ctx context.Context) (*record, error) {
 			"the checkpoint of stream %q cannot be read: %w", s.o.Stream, err)
 	}
 	return &r, nil
+}
+
+// Where a bucket keeps its keys, as ADR-8 of NATS has it.
+func (o *Options) bucketStream() string        { return "KV_" + o.Bucket }
+func (o *Options) subjectOf(key string) string { return "$KV." + o.Bucket + "." + key }
+
+// entry fetches a key of the bucket from the leader; nil when there is none.
+func (s *Session) entry(ctx context.Context, key string) (*storedMessage, error) {
+	return s.fetch(ctx, s.o.bucketStream(), bySubject{s.o.subjectOf(key)})
 }
 
 // earlierCheckpoints returns what is left of the key's history, newest first.

@@ -51,12 +51,17 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	if err != nil {
 		return fmt.Errorf("park event %s in stream %q: %w", excerpt(ev.ID), s.o.DeadLetters, err)
 	}
+	s.sentenced(ev)
+	s.hold.add(ev)
+	return s.appendMarker(ev, why)
+}
+
+// sentenced forgets what was held against ev, now that it is out of the way.
+func (s *Session) sentenced(ev *event.Event) {
 	if s.p.condemned != nil && s.p.condemned.position == ev.Position {
 		s.p.condemned = nil
 	}
 	s.p.suspect = false
-	s.hold.add(ev)
-	return s.appendMarker(ev, why)
 }
 
 // deadLetter is the message without its body.

@@ -2,12 +2,8 @@ package publisher
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
-	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/walrelay/walrelay/event"
 )
@@ -46,39 +42,20 @@ func (p *Publisher) Parked(ctx context.Context) (*Parked, error) {
 	if last == 0 {
 		return found, nil
 	}
-	fail := func(err error) (*Parked, error) {
-		return nil, p.classifyConnect(fmt.Errorf("read dead letters of stream %q: %w", p.o.DeadLetters, err))
+	// The last ones may have been removed meanwhile.
+	over := func(seq uint64) bool {
+		now, err := s.lastLetter(ctx)
+		return err == nil && now <= seq
 	}
-	cons, err := s.js.OrderedConsumer(ctx, p.o.DeadLetters, jetstream.OrderedConsumerConfig{HeadersOnly: true, InactiveThreshold: time.Minute})
-	if err != nil {
-		return fail(err)
-	}
-	it, err := cons.Messages(jetstream.PullMaxMessages(storedAtOnce))
-	if err != nil {
-		return fail(err)
-	}
-	defer it.Stop()
-	// Up to the last one that the leader has: the consumer may be on a replica that lags.
-	for seq := uint64(0); seq < last; {
-		next, cancel := context.WithTimeout(ctx, storedPatience)
-		m, err := it.Next(jetstream.NextContext(next))
-		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			// The last ones may have been removed meanwhile.
-			if now, err := s.lastLetter(ctx); err == nil && now <= seq {
-				return found, nil
-			}
-		}
+	for m, err := range s.headersFrom(ctx, p.o.DeadLetters, 1, over) {
 		if err != nil {
-			return fail(err)
+			return nil, p.classifyConnect(fmt.Errorf("read dead letters of stream %q: %w", p.o.DeadLetters, err))
 		}
-		meta, err := m.Metadata()
-		if err != nil {
-			return fail(err)
+		found.set[parkedKey{strings.TrimSpace(m.header.Get(event.HeaderTable)), strings.TrimSpace(m.header.Get(event.HeaderID))}] = struct{}{}
+		// Up to the last one that the leader has: the consumer may be on a replica that lags.
+		if m.seq >= last {
+			break
 		}
-		seq = meta.Sequence.Stream
-		h := m.Headers()
-		found.set[parkedKey{strings.TrimSpace(h.Get(event.HeaderTable)), strings.TrimSpace(h.Get(event.HeaderID))}] = struct{}{}
 	}
 	return found, nil
 }

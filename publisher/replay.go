@@ -16,10 +16,9 @@ import (
 )
 
 // Keys of the bucket beside that of the checkpoint. No stream's name has a dot.
-func (o *Options) secretKey() string           { return o.Stream + ".replay-key" }
-func (o *Options) runKey(run string) string    { return o.Stream + ".replay." + run }
-func (o *Options) fateKey(pos string) string   { return o.Stream + ".letter." + keyed(pos) }
-func (o *Options) subjectOf(key string) string { return "$KV." + o.Bucket + "." + key }
+func (o *Options) secretKey() string         { return o.Stream + ".replay-key" }
+func (o *Options) runKey(run string) string  { return o.Stream + ".replay." + run }
+func (o *Options) fateKey(pos string) string { return o.Stream + ".letter." + keyed(pos) }
 
 // keyed is a position as part of a key, which takes no colons.
 func keyed(pos string) string { return strings.ReplaceAll(pos, ":", "_") }
@@ -89,7 +88,7 @@ func (s *Session) ensureSecret(ctx context.Context) error {
 
 // readKey reads a key's value from the leader and reports whether it has one.
 func (s *Session) readKey(ctx context.Context, key string, v any) (bool, error) {
-	m, err := s.fetch(ctx, "KV_"+s.o.Bucket, bySubject{s.o.subjectOf(key)})
+	m, err := s.entry(ctx, key)
 	if err != nil {
 		return false, fmt.Errorf("read key %s of bucket %q: %w", key, s.o.Bucket, err)
 	}
@@ -184,10 +183,7 @@ func (s *Session) Refuse(_ context.Context, ev *event.Event, why *event.Poison) 
 	if s.acked.Load() != s.appended {
 		return errors.New("refuse: events before the refused one are in flight")
 	}
-	if s.p.condemned != nil && s.p.condemned.position == ev.Position {
-		s.p.condemned = nil
-	}
-	s.p.suspect = false
+	s.sentenced(ev)
 	return s.appendMarker(ev, why)
 }
 
@@ -351,7 +347,7 @@ func (r *Replays) Tidy(ctx context.Context) error {
 	if r.s.kv == nil {
 		return nil
 	}
-	name := "KV_" + r.s.o.Bucket
+	name := r.s.o.bucketStream()
 	bucket, err := r.s.js.Stream(ctx, name)
 	if err != nil {
 		return err
@@ -380,7 +376,7 @@ func (r *Replays) Run(ctx context.Context, run string) (record []byte, revision 
 	if r.s.kv == nil {
 		return nil, 0, nil
 	}
-	m, err := r.s.fetch(ctx, "KV_"+r.s.o.Bucket, bySubject{r.s.o.subjectOf(r.s.o.runKey(run))})
+	m, err := r.s.entry(ctx, r.s.o.runKey(run))
 	if err != nil {
 		return nil, 0, r.s.p.classifyConnect(fmt.Errorf("read the record of run %s: %w", run, err))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -41,38 +42,18 @@ func (s *Session) Stored(ctx context.Context, limit uint64, tell func(seq uint64
 	if first > last || st.CachedInfo().State.Msgs == 0 {
 		return 0, from, last - from, nil
 	}
-	fail := func(err error) error { return fmt.Errorf("read the messages of stream %q: %w", s.o.Stream, err) }
-	cons, err := s.js.OrderedConsumer(ctx, s.o.Stream, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, HeadersOnly: true, InactiveThreshold: time.Minute,
-	})
-	if err != nil {
-		return 0, from, 0, fail(err)
+	// An end of the stream that was deleted never arrives.
+	over := func(uint64) bool {
+		tail, err := s.readLast(ctx, last)
+		return err == nil && tail == nil
 	}
-	it, err := cons.Messages(jetstream.PullMaxMessages(storedAtOnce))
-	if err != nil {
-		return 0, from, 0, fail(err)
-	}
-	defer it.Stop()
 	var counted uint64
 	read := false
-	for {
-		// An end of the stream that was deleted never arrives, so ask first.
-		next, cancel := context.WithTimeout(ctx, storedPatience)
-		m, err := it.Next(jetstream.NextContext(next))
-		cancel()
-		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-			if tail, err := s.readLast(ctx, last); err == nil && tail == nil {
-				break
-			}
-		}
+	for m, err := range s.headersFrom(ctx, s.o.Stream, first, over) {
 		if err != nil {
-			return 0, from, 0, fail(err)
+			return 0, from, 0, fmt.Errorf("read the messages of stream %q: %w", s.o.Stream, err)
 		}
-		meta, err := m.Metadata()
-		if err != nil {
-			return 0, from, 0, fail(err)
-		}
-		seq := meta.Sequence.Stream
+		seq := m.seq
 		if seq > last {
 			break
 		}
@@ -82,7 +63,7 @@ func (s *Session) Stored(ctx context.Context, limit uint64, tell func(seq uint64
 		if seq > from {
 			counted++
 		}
-		s.tellStored(seq, m.Subject(), m.Headers(), tell)
+		s.tellStored(seq, m.subject, m.header, tell)
 		if seq == last {
 			break
 		}
@@ -91,6 +72,55 @@ func (s *Session) Stored(ctx context.Context, limit uint64, tell func(seq uint64
 		return first, from, 0, nil // most of the stream was left out, so nothing can be counted
 	}
 	return first, from, last - from - counted, nil
+}
+
+// headed is a message without its body.
+type headed struct {
+	seq     uint64
+	subject string
+	header  nats.Header
+}
+
+// headersFrom yields the messages of a stream from a sequence on, without
+// bodies, and those that are stored meanwhile. When none comes for storedPatience it asks
+// over, which is told the last sequence that came, and ends, or fails. An error is the last
+// that is yielded.
+func (s *Session) headersFrom(ctx context.Context, stream string, first uint64, over func(last uint64) bool) iter.Seq2[headed, error] {
+	return func(yield func(headed, error) bool) {
+		cons, err := s.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: first, HeadersOnly: true, InactiveThreshold: time.Minute,
+		})
+		if err != nil {
+			yield(headed{}, err)
+			return
+		}
+		it, err := cons.Messages(jetstream.PullMaxMessages(storedAtOnce))
+		if err != nil {
+			yield(headed{}, err)
+			return
+		}
+		defer it.Stop()
+		for last := uint64(0); ; {
+			next, cancel := context.WithTimeout(ctx, storedPatience)
+			m, err := it.Next(jetstream.NextContext(next))
+			cancel()
+			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && over(last) {
+				return
+			}
+			var meta *jetstream.MsgMetadata
+			if err == nil {
+				meta, err = m.Metadata()
+			}
+			if err != nil {
+				yield(headed{}, err)
+				return
+			}
+			last = meta.Sequence.Stream
+			if !yield(headed{last, m.Subject(), m.Headers()}, nil) {
+				return
+			}
+		}
+	}
 }
 
 func (s *Session) tellStored(seq uint64, subject string, h nats.Header, tell func(seq uint64, msgID, id, table string)) {
