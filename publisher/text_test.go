@@ -3,12 +3,10 @@ package publisher
 import (
 	"bufio"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 
 	"github.com/walrelay/walrelay/event"
-	"github.com/walrelay/walrelay/sock"
 )
 
 func TestTextsThatChangeLittle(t *testing.T) {
@@ -77,34 +75,5 @@ func testUsualAck(t *testing.T, subject func(seq int) string) {
 	u.learn(3, []byte(subject(3)), []byte("NATS/1.0 503\r\n\r\n"), nil)
 	if len(u.text) != 0 {
 		t.Errorf("expects %q after a reply that is no ack", u.text)
-	}
-}
-
-func TestGatherWaitsForHalfOfWhatIsToCome(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	if !sock.SetReadFloor(conn, 1) {
-		t.Skip("SO_RCVLOWAT is for Linux only")
-	}
-	g := gather{w: &wire{conn: conn}}
-	for _, c := range []struct {
-		pending uint64
-		want    int
-	}{{0, 0}, {1, 0}, {7, 0}, {8, 256}, {15, 256}, {16, 512}, {100, 2048}, {2048, 4096}, {1 << 40, 4096}, {3, 0}} {
-		if g.adjust(c.pending); g.floor != c.want || g.cannot {
-			t.Errorf("%d acks to come: a read waits for %d bytes, want %d", c.pending, g.floor, c.want)
-		}
-	}
-	g = gather{w: &wire{conn: discard{}}}
-	if g.adjust(100); !g.cannot {
-		t.Error("a connection that is no socket can do it")
 	}
 }

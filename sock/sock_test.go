@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -132,37 +131,5 @@ func TestNothingIsAllocated(t *testing.T) {
 	})
 	if got != 0 {
 		t.Errorf("%g allocations a write and a read, want 0", got)
-	}
-}
-
-func TestFloorHoldsAWaitBack(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("for Linux only")
-	}
-	lean, peer := pair(t)
-	if !SetReadFloor(lean, 100) {
-		t.Fatal("cannot be set")
-	}
-	peer.Write(make([]byte, 10))
-	got := make(chan int)
-	read := func() {
-		n, err := lean.Read(make([]byte, 1000))
-		if err != nil {
-			t.Error(err)
-		}
-		got <- n
-	}
-	go read()
-	n := <-got // whether or not it was there in time to be taken at once
-	go read()
-	peer.Write(make([]byte, 100))
-	if n += <-got; n < 100 {
-		t.Errorf("read %d bytes, want at least 100", n)
-	}
-	client, server := net.Pipe()
-	defer client.Close()
-	defer server.Close()
-	if SetReadFloor(client, 100) || Lean(client) != client {
-		t.Error("a pipe is no socket")
 	}
 }

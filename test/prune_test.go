@@ -26,6 +26,17 @@ func (r *rig) prune(args ...string) harness.Ran {
 	return harness.MustRun(r.t, nil, slices.Concat([]string{"prune"}, r.flags(), []string{"--yes", "--older-than", "0s"}, args)...)
 }
 
+// filledRig is one whose relay has published n rows.
+func filledRig(t *testing.T, aggregate string, n int) *rig {
+	t.Helper()
+	r := newRig(t, rigOptions{})
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, quick, "streaming")
+	r.fill(aggregate, n)
+	r.stored(n, 30*time.Second)
+	return r
+}
+
 // pruned is what it says as JSON.
 type pruned struct {
 	Tables []struct {
@@ -76,11 +87,7 @@ const one = `insert into outbox (aggregate_type, aggregate_id, event_type, paylo
 // published, whether it was written by the transaction itself or in a savepoint of it.
 func TestPruneWaitsForTransactionsThatAreOpen(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{})
-	r.relay.MustStart(t)
-	r.relay.MustAwait(t, quick, "streaming")
-	r.fill("before", 20)
-	r.stored(20, 30*time.Second)
+	r := filledRig(t, "before", 20)
 	slow := r.pg.MustConn(t)
 	r.begin(slow, one, "savepoint s", one, "release s", one)
 	r.fill("after", 20)
@@ -120,11 +127,7 @@ func TestPruneWaitsForTransactionsThatAreOpen(t *testing.T) {
 
 func TestPruneDeletesNothingWhileTheRelayIsStopped(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{})
-	r.relay.MustStart(t)
-	r.relay.MustAwait(t, quick, "streaming")
-	r.fill("before", 20)
-	r.stored(20, 30*time.Second)
+	r := filledRig(t, "before", 20)
 	r.ends(0)
 	r.fill("unsent", 20)
 	ran := r.prune("--wait", "1s")
@@ -235,11 +238,7 @@ func TestPruneKeepsRowsWithDeadLetters(t *testing.T) {
 // Writers with a lock_timeout never meet it, and rows that they have locked stay.
 func TestPruneDoesNotBlockWriters(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, rigOptions{})
-	r.relay.MustStart(t)
-	r.relay.MustAwait(t, quick, "streaming")
-	r.fill("locked", 50)
-	r.stored(50, 30*time.Second)
+	r := filledRig(t, "locked", 50)
 	other := r.pg.MustConn(t)
 	r.begin(other, "select from outbox where seq in (3, 17, 50) for update")
 	// The transaction above has no xid, so it holds nothing back.
