@@ -235,28 +235,10 @@ func stored(t *testing.T, n *harness.NATS, stream string) []*jetstream.RawStream
 
 func storedVia(t *testing.T, js jetstream.JetStream, stream string) []*jetstream.RawStreamMsg {
 	t.Helper()
-	st, err := js.Stream(t.Context(), stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	total := int(st.CachedInfo().State.Msgs)
-	if total == 0 {
-		return nil
-	}
-	c, err := st.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	it, err := c.Messages()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer it.Stop()
 	var all []*jetstream.RawStreamMsg
-	for len(all) < total {
-		m, err := it.Next(jetstream.NextMaxWait(10 * time.Second))
+	for m, err := range harness.Messages(t.Context(), js, stream, jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
-			t.Fatalf("read message %d of %d of %q: %v", len(all)+1, total, stream, err)
+			t.Fatal(err)
 		}
 		meta, err := m.Metadata()
 		if err != nil {

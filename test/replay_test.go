@@ -26,16 +26,7 @@ func (r *rig) replay(args ...string) []string {
 // again, each as ids in order.
 func (r *rig) twice() (plain, again []string) {
 	r.t.Helper()
-	st, err := r.js.Stream(r.t.Context(), stream)
-	must(r.t, err)
-	cons, err := st.OrderedConsumer(r.t.Context(), jetstream.OrderedConsumerConfig{HeadersOnly: true})
-	must(r.t, err)
-	n := st.CachedInfo().State.Msgs
-	it, err := cons.Messages()
-	must(r.t, err)
-	defer it.Stop()
-	for range n {
-		m, err := it.Next()
+	for m, err := range harness.Messages(r.t.Context(), r.js, stream, jetstream.OrderedConsumerConfig{HeadersOnly: true}) {
 		must(r.t, err)
 		id := m.Headers().Get(event.HeaderID)
 		if run := m.Headers().Get(event.HeaderReplay); run == "" {

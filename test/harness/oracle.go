@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -30,55 +31,104 @@ type Stored struct {
 // Marker reports whether the message stands for a parked event.
 func (s *Stored) Marker() bool { return strings.HasPrefix(s.Subject, ParkedSubject) }
 
+// silence is how long a consumer may bring nothing before its stream's end until another takes its place.
+const silence = 5 * time.Second
+
+// Messages yields what a stream holds at the time of the call, in order. It
+// blocks for each message. A consumer that falls silent on the way is replaced: one was seen to
+// stall for good on a healthy server, and what is asked here is what the stream holds.
+// Ten of them in a row that bring nothing are an error, which is the last thing yielded.
+func Messages(ctx context.Context, js jetstream.JetStream, name string, c jetstream.OrderedConsumerConfig, opts ...jetstream.PullMessagesOpt) iter.Seq2[jetstream.Msg, error] {
+	return func(yield func(jetstream.Msg, error) bool) {
+		stream, err := js.Stream(ctx, name)
+		if err != nil {
+			yield(nil, fmt.Errorf("read stream %s: %w", name, err))
+			return
+		}
+		state := stream.CachedInfo().State
+		last, n := uint64(0), uint64(0)
+		for fruitless := 0; n < state.Msgs && last < state.LastSeq; fruitless++ {
+			before := n
+			if last > 0 {
+				c.DeliverPolicy, c.OptStartSeq = jetstream.DeliverByStartSequencePolicy, last+1
+			}
+			consumer, err := stream.OrderedConsumer(ctx, c)
+			if err != nil {
+				yield(nil, fmt.Errorf("read stream %s: %w", name, err))
+				return
+			}
+			for m, err := range messagesOf(ctx, consumer, opts...) {
+				var meta *jetstream.MsgMetadata
+				if err == nil {
+					meta, err = m.Metadata()
+				}
+				if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && fruitless < 9 {
+					break
+				}
+				if err != nil {
+					yield(nil, fmt.Errorf("read stream %s after %d of %d messages: %w", name, n, state.Msgs, err))
+					return
+				}
+				if last = meta.Sequence.Stream; last > state.LastSeq {
+					return
+				}
+				n++
+				// A consumer on a server that lags has nothing pending before the end.
+				if !yield(m, nil) || last == state.LastSeq || meta.NumPending == 0 && n >= state.Msgs {
+					return
+				}
+			}
+			if n > before {
+				fruitless = 0
+			}
+		}
+	}
+}
+
+// messagesOf yields what a consumer brings until it is silent, which is an error.
+func messagesOf(ctx context.Context, consumer jetstream.Consumer, opts ...jetstream.PullMessagesOpt) iter.Seq2[jetstream.Msg, error] {
+	return func(yield func(jetstream.Msg, error) bool) {
+		it, err := consumer.Messages(opts...)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer it.Stop()
+		for err == nil {
+			next, cancel := context.WithTimeout(ctx, silence)
+			var m jetstream.Msg
+			m, err = it.Next(jetstream.NextContext(next))
+			cancel()
+			if !yield(m, err) {
+				return
+			}
+		}
+	}
+}
+
 // ReadStream reads all messages that a stream holds now, in order.
 func ReadStream(ctx context.Context, js jetstream.JetStream, name string) ([]Stored, error) {
-	stream, err := js.Stream(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", name, err)
-	}
-	state := stream.CachedInfo().State
-	if state.Msgs == 0 {
-		return nil, nil
-	}
-	consumer, err := stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverAllPolicy,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", name, err)
-	}
-	all := make([]Stored, 0, state.Msgs)
-	msgs, err := consumer.Messages(jetstream.PullMaxMessages(5000))
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", name, err)
-	}
-	defer msgs.Stop()
-	defer context.AfterFunc(ctx, msgs.Stop)()
-	for {
-		m, err := msgs.Next()
+	var all []Stored
+	for m, err := range Messages(ctx, js, name, jetstream.OrderedConsumerConfig{}, jetstream.PullMaxMessages(5000)) {
 		if err != nil {
-			return nil, fmt.Errorf("read stream %s after %d of %d messages: %w", name, len(all), state.Msgs, errors.Join(err, ctx.Err()))
+			return nil, err
 		}
 		meta, err := m.Metadata()
 		if err != nil {
 			return nil, fmt.Errorf("read stream %s: %w", name, err)
 		}
-		if meta.Sequence.Stream <= state.LastSeq {
-			h := m.Headers()
-			all = append(all, Stored{
-				Seq:       meta.Sequence.Stream,
-				Time:      meta.Timestamp,
-				Subject:   m.Subject(),
-				ID:        h.Get(event.HeaderID),
-				Pos:       h.Get(event.HeaderPos),
-				Aggregate: h.Get(event.HeaderAggregateID),
-				Payload:   m.Data(),
-			})
-		}
-		// A consumer on a server that lags has nothing pending before the end.
-		if meta.Sequence.Stream >= state.LastSeq || meta.NumPending == 0 && uint64(len(all)) >= state.Msgs {
-			return all, nil
-		}
+		h := m.Headers()
+		all = append(all, Stored{
+			Seq:       meta.Sequence.Stream,
+			Time:      meta.Timestamp,
+			Subject:   m.Subject(),
+			ID:        h.Get(event.HeaderID),
+			Pos:       h.Get(event.HeaderPos),
+			Aggregate: h.Get(event.HeaderAggregateID),
+			Payload:   m.Data(),
+		})
 	}
+	return all, nil
 }
 
 // AwaitMessages blocks until a stream holds at least n messages. It rides out a

@@ -112,22 +112,42 @@ func (p *process) kill() error {
 	})
 }
 
-// stop sends SIGSTOP to the process and all its descendants and returns their
-// pids, the process first.
+// stop sends SIGSTOP to the process and all its descendants, returns when they
+// stand still, and returns their pids, the process first.
 func (p *process) stop() []int {
-	syscall.Kill(p.pid, syscall.SIGSTOP)
-	all := []int{p.pid}
+	all := halt(p.pid)
 	// A fork may have been under way, so look again until nothing is new.
 	for {
 		next := append([]int{p.pid}, descendants(p.pid)...)
 		if len(next) == len(all) {
 			return all
 		}
-		all = next
-		for _, pid := range all {
-			syscall.Kill(pid, syscall.SIGSTOP)
+		all = halt(next...)
+	}
+}
+
+// halt sends SIGSTOP to processes and returns them when none of their threads
+// runs any more: the signal alone leaves each a while to go on.
+func halt(pids ...int) []int {
+	for _, pid := range pids {
+		syscall.Kill(pid, syscall.SIGSTOP)
+	}
+	for _, pid := range pids {
+		// One that cannot stop, as it ends or waits for a disk, does nothing either.
+		_ = eventually(time.Second, "threads to stop", func() bool { return still(pid) })
+	}
+	return pids
+}
+
+// still reports whether no thread of a process can run. It takes one for still where /proc does not tell.
+func still(pid int) bool {
+	threads, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/[0-9]*/stat")
+	for _, name := range threads {
+		if _, _, state := procStat(name); state == "R" || state == "S" {
+			return false
 		}
 	}
+	return true
 }
 
 // resume sends SIGCONT to the process and all its descendants.
