@@ -1,8 +1,11 @@
+//go:build !386
+
 package sock
 
 import (
 	"net"
 	"syscall"
+	"unsafe"
 )
 
 // SetReadFloor makes the socket below conn readable only when it has n bytes
@@ -21,9 +24,12 @@ func SetReadFloor(conn net.Conn, n int) bool {
 	if err != nil {
 		return false
 	}
-	var failed error
+	var errno syscall.Errno
 	err = raw.Control(func(fd uintptr) {
-		failed = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, n)
+		// Raw as in Lean: the call of package syscall sets the monitor thread going.
+		v := int32(n)
+		_, _, errno = syscall.RawSyscall6(syscall.SYS_SETSOCKOPT, fd, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT,
+			uintptr(unsafe.Pointer(&v)), unsafe.Sizeof(v), 0)
 	})
-	return err == nil && failed == nil
+	return err == nil && errno == 0
 }

@@ -6,6 +6,3 @@ import "net"
 
 // Lean returns conn as it is.
 func Lean(conn net.Conn) net.Conn { return conn }
-
-// SetReadFloor is for Linux only.
-func SetReadFloor(net.Conn, int) bool { return false }
