@@ -25,7 +25,7 @@ const (
 	freshness   = 20 * time.Millisecond // since the commit; what is older is backlog
 	gatherReads = 32                    // after so many reads the rate is looked at
 	gatherLeast = 2 << 10               // bytes below which waiting is not worth it
-	gatherMost  = 16 << 10              // bytes that are waited for at most
+	gatherMost  = 64 << 10              // bytes that are waited for at most
 )
 
 // gather reads the connection of a stream.

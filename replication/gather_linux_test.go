@@ -47,7 +47,7 @@ func TestGatherFollowsTheRate(t *testing.T) {
 		{10 << 20, time.Now(), 2048},
 		{10 << 20, time.Time{}, 8192},
 		{100 << 20, time.Now(), 16384},
-		{100 << 20, time.Time{}, 16384},
+		{100 << 20, time.Time{}, 65536},
 		{0, time.Time{}, 0},
 	} {
 		*g.committed = c.committed
