@@ -101,7 +101,11 @@ type Mapper struct {
 
 	commitTime time.Time // of the last event without a time of its own
 	commitText []byte
-	stripped   atomic.Uint64
+
+	createdText []byte // the last created_at; the rows of a transaction mostly share one
+	createdTime []byte // the header's value for it
+
+	stripped atomic.Uint64
 }
 
 // source is a configured table, or the messages.
@@ -591,15 +595,19 @@ func (m *Mapper) header(ev *event.Event, name string, v []byte) {
 // created sets the time from the text of created_at; false when that is no
 // time, as for NULL and infinity.
 func (m *Mapper) created(ev *event.Event, text []byte) bool {
-	if text == nil {
+	if len(text) == 0 {
 		return false
 	}
-	n := len(m.buf)
-	var ok bool
-	if m.buf, ok = appendTime(m.buf, text); ok {
-		ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.since(n)})
+	if !bytes.Equal(text, m.createdText) {
+		var ok bool
+		m.createdText = m.createdText[:0]
+		if m.createdTime, ok = appendTime(m.createdTime[:0], text); !ok {
+			return false
+		}
+		m.createdText = append(m.createdText, text...)
 	}
-	return ok
+	ev.Headers = append(ev.Headers, event.Header{Name: event.HeaderTime, Value: m.createdTime})
+	return true
 }
 
 // committed sets the time from the transaction; a non-transactional message has none.

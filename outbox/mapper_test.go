@@ -163,6 +163,31 @@ Content-Type: application/json
 	same(t, "headers", headersOf(ev), "Outbox-Id: "+testID+"\nOutbox-Time: 2024-05-06T06:08:09.123456Z\nContent-Type: application/json\n")
 }
 
+// A time is formatted once for rows that share it. What is no time must not get that of the row before.
+func TestTimesOfRowsInTurn(t *testing.T) {
+	m := mapperOf(t, Mapping{Tables: []Table{{Name: "outbox", Columns: map[string]string{"created_at": "at"}}}})
+	rel := relationWith("outbox", "id:uuid", "aggregate_type", "event_type", "payload", "at:timestamptz")
+	rel.Schema = "public"
+	const commit = "2024-05-06T06:08:09.123456Z"
+	for i, tt := range []struct{ at, want string }{
+		{"", commit},
+		{"2024-05-06 07:08:09.5+00", "2024-05-06T07:08:09.5Z"},
+		{"2024-05-06 07:08:09.5+00", "2024-05-06T07:08:09.5Z"},
+		{"2024-05-06 07:08:09.5+01", "2024-05-06T06:08:09.5Z"},
+		{"2024-05-06 07:08", commit},
+		{"2024-05-06 07:08", commit},
+		{"2024-05-06 07:08:09.5+01", "2024-05-06T06:08:09.5Z"},
+		{"", commit},
+		{sqlNull, commit},
+		{"2024-05-06 07:08:09.5+01", "2024-05-06T06:08:09.5Z"},
+	} {
+		ev := mapOne(t, m, rowOf(rel, testID, "order", "placed", "x", tt.at))
+		if got := string(lastHeader(ev.Headers, event.HeaderTime)); got != tt.want {
+			t.Errorf("row %d, %q: got %q, want %q", i, tt.at, got, tt.want)
+		}
+	}
+}
+
 func TestDebeziumRow(t *testing.T) {
 	m := mapperOf(t, Mapping{Tables: []Table{{Schema: "public", Name: "outboxevent", Preset: PresetDebezium, Columns: map[string]string{"headers": "extra"}}}})
 	rel := relationWith("outboxevent", "id:uuid", "aggregatetype:varchar", "aggregateid:varchar", "type:varchar", "payload", "extra:jsonb")
