@@ -55,7 +55,7 @@ type Options struct {
 }
 
 // Publisher opens sessions, one at a time, and carries over what one session
-// leaves to the next. It is not safe for concurrent use, but for InFlight and Publishing.
+// leaves to the next. It is not safe for concurrent use, but for Dial, InFlight and Publishing.
 type Publisher struct {
 	o Options
 
@@ -168,11 +168,64 @@ func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream 
 // deadLetterPrefix is followed by the key of the aggregate and the position of the parked event.
 func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
 
-// Open connects, examines the stream and creates it if it may. fail is called
-// once, from any goroutine, when the session cannot go on. Open blocks for a
-// few round trips, and for as long as a server takes to refuse or time out.
+// Line is what a session needs of connections, both to one server.
+type Line struct {
+	nc *nats.Conn
+	w  *wire
+}
+
+// Close ends the connections of a line over which no session was opened.
+func (l *Line) Close() {
+	_ = l.w.close()
+	l.nc.Close()
+}
+
+// Dial connects, and asks for nothing. It blocks for a few round trips, and for
+// as long as a server takes to refuse or time out. It may be called while
+// nothing is opened by another goroutine.
+func (p *Publisher) Dial(ctx context.Context) (*Line, error) {
+	l, err := p.dial(ctx)
+	if err != nil {
+		return nil, p.classifyConnect(err)
+	}
+	return l, nil
+}
+
+func (p *Publisher) dial(ctx context.Context) (*Line, error) {
+	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
+	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
+	nc, err := connect(ctx, p.o.URL, opts)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
+	}
+	u, err := url.Parse(nc.ConnectedUrl())
+	if err != nil {
+		nc.Close()
+		return nil, errors.New("connection lost")
+	}
+	w, err := dial(ctx, u, tlsName(nc, u), nc.Opts)
+	if err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
+	}
+	return &Line{nc, w}, nil
+}
+
+// Open is Dial and OpenOver.
 func (p *Publisher) Open(ctx context.Context, fail func(error)) (*Session, error) {
-	s, err := p.open(ctx, fail)
+	l, err := p.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p.OpenOver(ctx, l, fail)
+}
+
+// OpenOver opens a session over l, which is the session's from then on, also
+// when it fails. It examines the stream and creates it if it may. fail is called
+// once, from any goroutine, when the session cannot go on. OpenOver blocks for a
+// few round trips.
+func (p *Publisher) OpenOver(ctx context.Context, l *Line, fail func(error)) (*Session, error) {
+	s, err := p.open(ctx, l, fail)
 	if err != nil {
 		return nil, p.classifyConnect(err)
 	}
@@ -180,14 +233,9 @@ func (p *Publisher) Open(ctx context.Context, fail func(error)) (*Session, error
 	return s, nil
 }
 
-func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err error) {
-	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
-	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
-	nc, err := connect(ctx, p.o.URL, opts)
-	if err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
-	}
-	s := &Session{p: p, o: &p.o, nc: nc, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+func (p *Publisher) open(ctx context.Context, l *Line, fail func(error)) (_ *Session, err error) {
+	nc := l.nc
+	s := &Session{p: p, o: &p.o, nc: nc, w: l.w, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
@@ -202,13 +250,6 @@ func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err
 	}
 	if err := s.openBucket(ctx); err != nil {
 		return nil, err
-	}
-	u, err := url.Parse(nc.ConnectedUrl())
-	if err != nil {
-		return nil, errors.New("connection lost")
-	}
-	if s.w, err = dial(ctx, u, tlsName(nc, u), nc.Opts); err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
 	}
 	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)
