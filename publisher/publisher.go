@@ -55,7 +55,7 @@ type Options struct {
 }
 
 // Publisher opens sessions, one at a time, and carries over what one session
-// leaves to the next. It is not safe for concurrent use, but for Dial, InFlight and Publishing.
+// leaves to the next. It is not safe for concurrent use, but for Dial, Ask, InFlight and Publishing.
 type Publisher struct {
 	o Options
 
@@ -172,6 +172,16 @@ func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream 
 type Line struct {
 	nc *nats.Conn
 	w  *wire
+	js jetstream.JetStream
+
+	// Of Ask; each answer is used once.
+	streams map[string]heard[jetstream.Stream]
+	bucket  *heard[jetstream.KeyValue]
+}
+
+type heard[T any] struct {
+	value T
+	err   error
 }
 
 // Close ends the connections of a line over which no session was opened.
@@ -208,7 +218,51 @@ func (p *Publisher) dial(ctx context.Context) (*Line, error) {
 		nc.Close()
 		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
 	}
-	return &Line{nc, w}, nil
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout))
+	if err != nil {
+		_ = w.close()
+		nc.Close()
+		return nil, err
+	}
+	return &Line{nc: nc, w: w, js: js}, nil
+}
+
+// Ask asks over a new line how the streams and the bucket are set up, so that
+// OpenOver need not. It changes nothing and judges nothing: a failure is
+// an answer, too, and OpenOver fails with it. It blocks for three round trips.
+func (p *Publisher) Ask(ctx context.Context, l *Line) {
+	l.streams = map[string]heard[jetstream.Stream]{}
+	names := []string{p.o.Stream}
+	if p.o.Park {
+		names = append(names, p.o.DeadLetters)
+	}
+	for _, name := range names {
+		st, err := l.js.Stream(ctx, name)
+		l.streams[name] = heard[jetstream.Stream]{st, err}
+		if err != nil {
+			return
+		}
+	}
+	kv, err := l.js.KeyValue(ctx, p.o.Bucket)
+	l.bucket = &heard[jetstream.KeyValue]{kv, err}
+}
+
+// stream looks a stream up, unless Ask has.
+func (l *Line) stream(ctx context.Context, name string) (jetstream.Stream, error) {
+	if a, asked := l.streams[name]; asked {
+		delete(l.streams, name)
+		return a.value, a.err
+	}
+	return l.js.Stream(ctx, name)
+}
+
+// keyValue looks the bucket up, unless Ask has.
+func (l *Line) keyValue(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	if a := l.bucket; a != nil {
+		l.bucket = nil
+		return a.value, a.err
+	}
+	return l.js.KeyValue(ctx, name)
 }
 
 // Open is Dial and OpenOver.
@@ -235,20 +289,17 @@ func (p *Publisher) OpenOver(ctx context.Context, l *Line, fail func(error)) (*S
 
 func (p *Publisher) open(ctx context.Context, l *Line, fail func(error)) (_ *Session, err error) {
 	nc := l.nc
-	s := &Session{p: p, o: &p.o, nc: nc, w: l.w, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+	s := &Session{p: p, o: &p.o, nc: nc, js: l.js, w: l.w, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
 			_ = s.Close()
 		}
 	}()
-	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
+	if err := s.openStream(ctx, l); err != nil {
 		return nil, err
 	}
-	if err := s.openStream(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.openBucket(ctx); err != nil {
+	if err := s.openBucket(ctx, l); err != nil {
 		return nil, err
 	}
 	inbox := nc.NewInbox()

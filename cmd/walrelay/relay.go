@@ -181,8 +181,8 @@ func stopTracing(t *tracing.Tracer, log *slog.Logger) {
 	}
 }
 
-// dialAhead dials NATS while Postgres is asked for the first time, which takes
-// longer. What comes of it is told only when it is NATS's turn; later sessions
+// dialAhead dials NATS and asks for the streams while Postgres is asked for the
+// first time, which takes longer. What comes of it is told only when it is NATS's turn; later sessions
 // try one side after the other. One goroutine uses it.
 type dialAhead struct {
 	pub   *publisher.Publisher
@@ -203,7 +203,9 @@ func (a *dialAhead) begin(ctx context.Context) {
 	a.done = make(chan struct{})
 	go func() {
 		defer close(a.done)
-		a.line, a.err = a.pub.Dial(ctx)
+		if a.line, a.err = a.pub.Dial(ctx); a.err == nil {
+			a.pub.Ask(ctx, a.line)
+		}
 	}()
 }
 
