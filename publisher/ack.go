@@ -60,40 +60,40 @@ type pubAck struct {
 // "domain":"D" in between where JetStream has one, and with a space after the
 // comma in older versions. That of a batch goes on with ,"batch":"id","count":1}.
 // Whatever differs is left to the decoder.
-func ackSequence(p []byte) (seq uint64, ok bool) {
-	rest, ok := cutString(p, `{"stream":"`)
+func ackSequence(p []byte) (stream []byte, seq uint64, ok bool) {
+	stream, rest, ok := cutString(p, `{"stream":"`)
 	if !ok {
-		return 0, false
+		return nil, 0, false
 	}
-	if r, ok := cutString(rest, `"domain":"`); ok {
+	if _, r, ok := cutString(rest, `"domain":"`); ok {
 		rest = r
 	}
 	const key = `"seq":`
 	if len(rest) < len(key)+2 || string(rest[:len(key)]) != key || rest[len(rest)-1] != '}' {
-		return 0, false
+		return nil, 0, false
 	}
 	digits := rest[len(key) : len(rest)-1]
 	if i := bytes.IndexByte(digits, ','); i > 0 {
 		if !batchOf(digits[i+1:]) {
-			return 0, false
+			return nil, 0, false
 		}
 		digits = digits[:i]
 	}
 	if len(digits) > 19 || digits[0] == '0' {
-		return 0, false
+		return nil, 0, false
 	}
 	for _, c := range digits {
 		if c < '0' || c > '9' {
-			return 0, false
+			return nil, 0, false
 		}
 		seq = seq*10 + uint64(c-'0')
 	}
-	return seq, true
+	return stream, seq, true
 }
 
 // batchOf reports whether p is what an ack says of a batch.
 func batchOf(p []byte) bool {
-	count, ok := cutString(p, `"batch":"`)
+	_, count, ok := cutString(p, `"batch":"`)
 	if ok {
 		count, ok = bytes.CutPrefix(count, countKey)
 	}
@@ -107,23 +107,23 @@ var countKey = []byte(`"count":`)
 
 // cutString cuts prefix, a string without escapes, its closing quote and the
 // comma off the front of p.
-func cutString(p []byte, prefix string) (rest []byte, ok bool) {
+func cutString(p []byte, prefix string) (text, rest []byte, ok bool) {
 	if len(p) < len(prefix) || string(p[:len(prefix)]) != prefix {
-		return nil, false
+		return nil, nil, false
 	}
 	for i := len(prefix); i < len(p); i++ {
 		switch c := p[i]; {
 		case c < ' ' || c == '\\':
-			return nil, false
+			return nil, nil, false
 		case c == '"':
-			rest = p[i+1:]
+			text, rest = p[len(prefix):i], p[i+1:]
 			if len(rest) == 0 || rest[0] != ',' {
-				return nil, false
+				return nil, nil, false
 			}
-			return bytes.TrimPrefix(rest[1:], space), true
+			return text, bytes.TrimPrefix(rest[1:], space), true
 		}
 	}
-	return nil, false
+	return nil, nil, false
 }
 
 var space = []byte{' '}
@@ -140,7 +140,7 @@ type usualAck struct {
 // learn takes the form of the ack that was read for sequence seq.
 func (u *usualAck) learn(seq uint64, subject, header, payload []byte) {
 	u.text = u.text[:0]
-	if got, ok := ackSequence(payload); !ok || got != seq || len(header) > 0 {
+	if _, got, ok := ackSequence(payload); !ok || got != seq || len(header) > 0 {
 		return
 	}
 	var number [20]byte
@@ -198,6 +198,7 @@ var errNoResponders = errors.New("no stream answers for the subject (503)")
 var (
 	errForeignWriter = errors.New("another client writes to the stream")
 	errOverdue       = errors.New("no ack")
+	errMoved         = errors.New("the subject was moved there meanwhile")
 )
 
 // surprise is anything but the expected ack for the message predicted to
@@ -216,13 +217,13 @@ func (s *surprise) Error() string {
 
 func (s *surprise) Unwrap() error { return s.err }
 
-// parseReply reads the reply for the message predicted to become seq.
-func parseReply(seq uint64, header, payload []byte) *surprise {
-	if got, ok := ackSequence(payload); ok {
-		if got == seq {
+// parseReply reads the reply for the message predicted to become seq of a stream.
+func parseReply(stream string, seq uint64, header, payload []byte) *surprise {
+	if by, got, ok := ackSequence(payload); ok {
+		if got == seq && string(by) == stream {
 			return nil
 		}
-		return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: %w", got, errForeignWriter)}
+		return misplaced(stream, seq, string(by), got)
 	}
 	if len(header) > 0 && bytes.HasPrefix(header, []byte("NATS/1.0 503")) {
 		return &surprise{seq: seq, err: errNoResponders}
@@ -237,15 +238,24 @@ func parseReply(seq uint64, header, payload []byte) *surprise {
 	case a.Duplicate && a.Sequence == 0:
 		// A clustered 2.10 answers so after refusing the expected sequence.
 		return &surprise{seq: seq, err: errors.New("duplicate without a sequence, which is no ack")}
-	case a.Sequence == seq:
-		return nil
-	case a.Duplicate:
+	case a.Duplicate && a.Sequence != seq:
 		return &surprise{
 			seq: seq, duplicate: a.Sequence, stream: a.Stream,
 			err: fmt.Errorf("taken for a duplicate of stream sequence %d", a.Sequence),
 		}
 	}
-	return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: %w", a.Sequence, errForeignWriter)}
+	return misplaced(stream, seq, a.Stream, a.Sequence)
+}
+
+// misplaced is nil when the message predicted to become seq of stream became that.
+func misplaced(stream string, seq uint64, by string, got uint64) *surprise {
+	switch {
+	case by != stream && by != "":
+		return &surprise{seq: seq, stream: by, err: fmt.Errorf("stored in stream %q: %w", by, errMoved)}
+	case got != seq:
+		return &surprise{seq: seq, err: fmt.Errorf("stored as sequence %d: %w", got, errForeignWriter)}
+	}
+	return nil
 }
 
 // poisonOf says whether the error of a message that was alone in flight is

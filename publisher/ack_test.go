@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/walrelay/walrelay/event"
 )
@@ -43,7 +44,7 @@ func TestAckSequence(t *testing.T) {
 		{``, 0, false},
 		{"\x00", 0, false},
 	} {
-		if seq, ok := ackSequence([]byte(c.in)); seq != c.seq || ok != c.ok {
+		if _, seq, ok := ackSequence([]byte(c.in)); seq != c.seq || ok != c.ok {
 			t.Errorf("%s: got %d, %t; want %d, %t", c.in, seq, ok, c.seq, c.ok)
 		}
 	}
@@ -51,11 +52,11 @@ func TestAckSequence(t *testing.T) {
 	for _, name := range []string{"orders", "Bestellungen-ÄÖ", `q"uote`, "a,b:c}"} {
 		for _, seq := range []uint64{0, 1, 9, 10, 1 << 40} {
 			b, _ := json.Marshal(pubAck{Stream: name, Sequence: seq})
-			if got, ok := ackSequence(b); ok && got != seq {
+			if stream, got, ok := ackSequence(b); ok && (got != seq || string(stream) != name) {
 				t.Errorf("%s: got %d", b, got)
 			}
 			b = fmt.Appendf(nil, `{"stream":%q,"seq":%d}`, name, seq)
-			if got, ok := ackSequence(b); ok && got != seq || !ok && seq > 0 && !strings.Contains(name, `"`) {
+			if _, got, ok := ackSequence(b); ok && got != seq || !ok && seq > 0 && !strings.Contains(name, `"`) {
 				t.Errorf("%s: got %d, %t", b, got, ok)
 			}
 		}
@@ -71,8 +72,8 @@ func FuzzAck(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, p []byte) {
-		seq, ok := ackSequence(p)
-		parseReply(5, nil, p)
+		stream, seq, ok := ackSequence(p)
+		parseReply("orders", 5, nil, p)
 		if !ok {
 			return
 		}
@@ -80,7 +81,7 @@ func FuzzAck(f *testing.F) {
 		if err := json.Unmarshal(p, &a); err != nil {
 			t.Fatalf("%q: said %d, encoding/json says %v", p, seq, err)
 		}
-		if a.Sequence != seq || a.Duplicate || a.Error != nil {
+		if a.Stream != string(stream) && utf8.Valid(stream) || a.Sequence != seq || a.Duplicate || a.Error != nil {
 			t.Fatalf("%q: said %d, encoding/json says %+v", p, seq, a)
 		}
 	})
@@ -104,9 +105,11 @@ func TestParseReply(t *testing.T) {
 		{name: "no responders", header: "NATS/1.0 503\r\n\r\n", want: "503"},
 		{name: "empty", want: "no ack"},
 		{name: "nonsense", payload: "+OK", want: "no ack"},
+		{name: "other stream", payload: `{"stream":"bills","seq":5}`, want: `stored in stream "bills"`},
+		{name: "other stream of another form", payload: `{"seq":5,"stream":"bills"}`, want: `stored in stream "bills"`},
 		{name: "empty object", payload: "{}", want: "another client"},
 	} {
-		s := parseReply(5, []byte(c.header), []byte(c.payload))
+		s := parseReply("orders", 5, []byte(c.header), []byte(c.payload))
 		if (s == nil) != (c.want == "") {
 			t.Errorf("%s: got %v, want %q", c.name, s, c.want)
 			continue

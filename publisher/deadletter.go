@@ -109,7 +109,7 @@ func (s *Session) lastLook(ctx context.Context, ev *event.Event) (fits bool, err
 	if err != nil {
 		return false, streamError(s.o.Stream, err)
 	}
-	s.config, s.subject = st.CachedInfo().Config, nil
+	s.config, s.known = st.CachedInfo().Config, knownSubjects{}
 	err = s.Append(ev)
 	var still *event.Poison
 	if errors.As(err, &still) {

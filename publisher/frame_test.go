@@ -33,8 +33,12 @@ func TestFrameBytes(t *testing.T) {
 			"Outbox-Pos: 1:0/16B3748:0/16B3700:2\r\nOutbox-Id: e1\r\ntraceparent: 00-ab-cd-01\r\nEmpty: \r\n\r\n"},
 	} {
 		f := newFramer("orders", "_INBOX.abc", c.msgIDs)
-		f.encode(ev, 7) // leaves nothing behind
-		h := f.encode(ev, 42)
+		f.encode(ev, 7, false) // leaves nothing behind
+		h := f.encode(ev, 42, true)
+		if want := strings.Replace(c.header, "Nats-Expected-Stream: orders\r\n", "", 1); string(h) != want {
+			t.Errorf("on a known subject: got  %q\nwant %q", h, want)
+		}
+		h = f.encode(ev, 42, false)
 		got := string(f.appendFrame([]byte("before"), ev.Subject, h, 42, len(ev.Payload)))
 		want := fmt.Sprintf("beforeHPUB outbox.order.created _INBOX.abc.42 %d %d\r\n%s", len(c.header), len(c.header)+13, c.header)
 		if got != want {

@@ -80,7 +80,7 @@ type Session struct {
 	bytes    uint64 // appended bytes
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
-	subject  []byte         // of the last one that did: the next is often the same
+	known    knownSubjects
 
 	mode      Mode
 	batch     batch  // of ModeAtomic
@@ -339,7 +339,7 @@ func (s *Session) storedSince(ctx context.Context, lsn event.LSN, last uint64) (
 
 func (s *Session) messageOf(m *storedMessage) lastMessage {
 	h, err := nats.DecodeHeadersMsg(m.Header)
-	if err != nil || s.foreignHeaders(h) {
+	if err != nil || s.copied(m.Seq, h) {
 		return lastMessage{}
 	}
 	pos, err := event.ParsePosition(h.Get(event.HeaderPos))
@@ -391,8 +391,9 @@ func (s *Session) Append(ev *event.Event) error {
 		return c.why
 	}
 	seq := s.lastSeq + s.appended + 1
-	header := s.frames.encode(ev, seq)
-	if p := s.unfit(ev, len(header)); p != nil {
+	known := s.known.has(ev.Subject)
+	header := s.frames.encode(ev, seq, known && s.brief())
+	if p := s.unfit(ev, len(header), known); p != nil {
 		s.unfitAt = ev.Position
 		return p
 	}
@@ -403,7 +404,7 @@ func (s *Session) Append(ev *event.Event) error {
 		return p
 	}
 	if s.mode == ModeAtomic {
-		if !s.precise(ev.Position) && s.unfit(ev, len(header)+batchOverhead) == nil {
+		if !s.precise(ev.Position) && s.unfit(ev, len(header)+batchOverhead, known) == nil {
 			return s.appendBatched(ev, header, seq)
 		}
 		s.emit(true)
@@ -434,8 +435,17 @@ func (s *Session) append(ev *event.Event, header []byte, seq uint64) {
 	s.account(ev, len(header))
 }
 
+// brief reports whether messages on known subjects leave out the stream's name.
+// What is looked at twice does not: the messages of a shared stream, whose
+// own ones it tells from copies, those of a batch, which the server refuses as a whole,
+// and those after a refusal.
+func (s *Session) brief() bool {
+	return (s.mode == ModeChain || s.mode == ModeSparse) && !s.o.Shared && s.p.doubt.IsZero()
+}
+
 // account counts ev as the last event appended.
 func (s *Session) account(ev *event.Event, header int) {
+	s.known.add(ev.Subject)
 	s.appended++
 	s.bytes += uint64(header + len(ev.Payload))
 	commit := int64(0)
@@ -445,17 +455,19 @@ func (s *Session) account(ev *event.Event, header int) {
 	s.window[s.appended%uint64(len(s.window))] = inFlight{ev.Position, s.bytes, commit}
 }
 
-// unfit says why neither server nor stream would ever take ev.
-func (s *Session) unfit(ev *event.Event, header int) *event.Poison {
+// unfit says why neither server nor stream would ever take ev. That must not
+// depend on whether its message names the stream.
+func (s *Session) unfit(ev *event.Event, header int, known bool) *event.Poison {
+	if known && s.brief() {
+		header += len(s.frames.expectStream)
+	}
 	size := header + len(ev.Payload)
 	switch {
-	case bytes.Equal(ev.Subject, s.subject) && s.subject != nil:
+	case known:
 	case !validSubject(ev.Subject):
 		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("invalid subject %.200q", ev.Subject)}
 	case !s.binds(ev.Subject):
 		return &event.Poison{Reason: event.ReasonSubject, Detail: fmt.Sprintf("stream %q does not bind subject %.200q", s.o.Stream, ev.Subject)}
-	default:
-		s.subject = append(s.subject[:0], ev.Subject...)
 	}
 	switch {
 	case header > maxHeaderBytes:
@@ -621,7 +633,7 @@ func (s *Session) read() {
 		var sup *surprise
 		switch {
 		case !s.o.Shared:
-			sup = parseReply(seq, header, payload)
+			sup = parseReply(s.o.Stream, seq, header, payload)
 		case seq == first+acked:
 			sup = s.sharedReply(seq, header, payload)
 		}

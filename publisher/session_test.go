@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -683,7 +684,7 @@ func TestDuplicateInAnotherStreamIsNoTwin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.err = parseReply(1, nil, []byte(`{"stream":"other","seq":3,"duplicate":true}`))
+	s.err = parseReply("orders", 1, nil, []byte(`{"stream":"other","seq":3,"duplicate":true}`))
 	s.bequeath()
 	if s.p.twin != nil || !s.p.suspect {
 		t.Errorf("twin %+v, suspect %t", s.p.twin, s.p.suspect)
@@ -987,5 +988,122 @@ func TestForbiddenMarkerIsTheOperatorsTask(t *testing.T) {
 	r.Close()
 	if p.condemned != nil {
 		t.Fatal("condemned an event for the marker's sake")
+	}
+}
+
+// namesStream lists the sequences of the messages that name the stream they are for.
+func namesStream(msgs []*jetstream.RawStreamMsg) (all []uint64) {
+	for _, m := range msgs {
+		if m.Header.Get(headerExpectedStream) != "" {
+			all = append(all, m.Sequence)
+		}
+	}
+	return all
+}
+
+func TestFirstMessageOfASubjectNamesTheStream(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	for _, mode := range []Mode{ModeChain, ModeSparse} {
+		t.Run(string(mode), func(t *testing.T) {
+			o := optionsFor(n, "named-"+string(mode))
+			o.Mode = mode
+			events := numberedLog(o.Stream, 40) // on seven subjects
+			relay(t, newPublisher(t, o), events[:20], 1)
+			relay(t, newPublisher(t, o), events, 1)
+			got := stored(t, n, o.Stream)
+			same(t, got, events)
+			if got, want := namesStream(got), []uint64{1, 2, 3, 4, 5, 6, 7, 21, 22, 23, 24, 25, 26, 27}; !slices.Equal(got, want) {
+				t.Errorf("the stream is named by %d, want %d", got, want)
+			}
+
+			// When the stream gets other writers, the messages without the name are ours all the same.
+			// Without a checkpoint there is nothing else to tell by.
+			kv, err := n.JetStream(t).KeyValue(t.Context(), o.Bucket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := kv.Purge(t.Context(), o.Stream); err != nil {
+				t.Fatal(err)
+			}
+			o.Shared, o.Mode = true, ModeAuto
+			more := numberedLog(o.Stream, 45)
+			p := newPublisher(t, o)
+			if r := begin(t, p); r.resume.After != events[39].Position {
+				t.Fatalf("resume: %+v", r.resume)
+			}
+			relay(t, p, more, 1)
+			got = stored(t, n, o.Stream)
+			same(t, got, more)
+			if got, want := namesStream(got[40:]), []uint64{41, 42, 43, 44, 45}; !slices.Equal(got, want) {
+				t.Errorf("on a shared stream it is named by %d, want %d", got, want)
+			}
+		})
+	}
+}
+
+func TestSubjectsThatAreTooManyAreNotKept(t *testing.T) {
+	var k knownSubjects
+	for i := range 2 * subjectsMost {
+		s := fmt.Appendf(nil, "outbox.order.%d", i)
+		if k.has(s) {
+			t.Fatalf("%s is known", s)
+		}
+		if k.add(s); !k.has(s) {
+			t.Errorf("%s is not known, but was the last", s)
+		}
+	}
+	if len(k.known) != subjectsMost || !k.has([]byte("outbox.order.0")) || k.has(fmt.Appendf(nil, "outbox.order.%d", subjectsMost)) {
+		t.Errorf("%d subjects are known", len(k.known))
+	}
+	if k = (knownSubjects{}); k.has(nil) {
+		t.Error("no subject is known")
+	}
+}
+
+// A message that another stream takes, since its last sequence fits by chance, is not taken for stored.
+func TestSubjectThatMovesToAnotherStream(t *testing.T) {
+	n := harness.RunNATS(t, harness.NATSOptions{})
+	js := n.JetStream(t)
+	o := optionsFor(n, "moved")
+	o.Subjects, o.Create = []string{"moved.order.*"}, false
+	own := jetstream.StreamConfig{Name: o.Stream, Subjects: []string{"moved.order.*", "moved.bill.*", o.markerSubject()}}
+	if _, err := js.CreateStream(t.Context(), own); err != nil {
+		t.Fatal(err)
+	}
+	o.Create = true // of the others
+	p := newPublisher(t, o)
+	events := numberedLog(o.Stream, 6)
+	events[2].Subject, events[5].Subject = []byte("moved.bill.1"), []byte("moved.bill.1")
+	r := begin(t, p)
+	if err := r.publish(t.Context(), events[:5]); err != nil {
+		t.Fatal(err)
+	}
+	own.Subjects = slices.DeleteFunc(own.Subjects, func(s string) bool { return s == "moved.bill.*" })
+	if _, err := js.UpdateStream(t.Context(), own); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "bills", Subjects: []string{"moved.bill.*"}}); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if _, err := js.Publish(t.Context(), "moved.bill.0", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.publish(t.Context(), events[5:]); err == nil || !strings.Contains(err.Error(), `stored in stream "bills"`) || r.Settled() != 5 {
+		t.Fatalf("got %v with %d events settled", err, r.Settled())
+	}
+	r.Close()
+	r = begin(t, p)
+	if r.resume.After != events[4].Position {
+		t.Fatalf("resume: %+v", r.resume)
+	}
+	if err := r.publish(t.Context(), events[5:]); err != nil {
+		t.Fatal(err)
+	}
+	got := stored(t, n, o.Stream)
+	same(t, got[:5], events[:5])
+	if len(got) != 6 || got[5].Subject != o.markerSubject() || !strings.HasPrefix(got[5].Header.Get(event.HeaderReason), string(event.ReasonSubject)) {
+		t.Errorf("at the end is %+v", got[5])
 	}
 }

@@ -146,14 +146,14 @@ func (f findings) afterOwn(d decision, c *record) (decision, error) {
 }
 
 // parseShared reads the reply for the n-th message of a session, n being the
-// number that its reply subject names. Any sequence behind that of the last
+// number that its reply subject names. Each message names the stream. Any sequence behind that of the last
 // event is good. duplicate says that the message at sequence has to be looked at.
 func parseShared(n, last uint64, header, payload []byte) (sequence uint64, duplicate bool, sup *surprise) {
-	sequence, ok := ackSequence(payload)
+	_, sequence, ok := ackSequence(payload)
 	if !ok {
 		var a pubAck
 		if json.Unmarshal(payload, &a) != nil || a.Error != nil || a.Sequence == 0 {
-			if sup := parseReply(n, header, payload); sup != nil {
+			if sup := parseReply(a.Stream, n, header, payload); sup != nil {
 				return 0, false, sup
 			}
 			return 0, false, &surprise{seq: n, err: errors.New("reply without a sequence")}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/nats-io/nats.go"
 
@@ -107,10 +108,15 @@ func (s *Session) newestOwn(ctx context.Context, after uint64, than event.Positi
 	return nil, nil
 }
 
-// foreignHeaders reports whether a message with a position was made for another
-// stream: a shared one may have sources.
-func (s *Session) foreignHeaders(h nats.Header) bool {
-	return s.o.Shared && h.Get(headerExpectedStream) != s.o.Stream
+// copied reports whether the message at seq has a position and was made for another
+// stream: a shared one may have sources. One of a time when the stream was the
+// relay's own names the message before it, and the stream not always.
+func (s *Session) copied(seq uint64, h nats.Header) bool {
+	if !s.o.Shared {
+		return false
+	}
+	stream := h.Get(headerExpectedStream)
+	return stream != s.o.Stream && (stream != "" || h.Get(headerExpectedLastSeq) != strconv.FormatUint(seq-1, 10))
 }
 
 // sharedReply is what read does with a reply on a shared stream. It asks for

@@ -325,7 +325,7 @@ func window(c *jetstream.StreamConfig) event.Finding {
 
 // Size is what an event would take of a message's limits.
 func (p *Publisher) Size(ev *event.Event) int {
-	return len(newFramer(p.o.Stream, "_INBOX.check", true).encode(ev, 1)) + len(ev.Payload)
+	return len(newFramer(p.o.Stream, "_INBOX.check", true).encode(ev, 1, false)) + len(ev.Payload)
 }
 
 // Binds reports whether one of the limits' subjects binds a subject.
