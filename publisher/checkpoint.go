@@ -14,8 +14,8 @@ import (
 )
 
 // openBucket finds or creates the bucket of the checkpoints.
-func (s *Session) openBucket(ctx context.Context) error {
-	kv, err := s.js.KeyValue(ctx, s.o.Bucket)
+func (s *Session) openBucket(ctx context.Context, l *Line) error {
+	kv, err := l.keyValue(ctx, s.o.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		kv, err = s.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket:      s.o.Bucket,

@@ -55,7 +55,7 @@ type Options struct {
 }
 
 // Publisher opens sessions, one at a time, and carries over what one session
-// leaves to the next. It is not safe for concurrent use, but for InFlight and Publishing.
+// leaves to the next. It is not safe for concurrent use, but for Dial, Ask, InFlight and Publishing.
 type Publisher struct {
 	o Options
 
@@ -168,11 +168,118 @@ func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream 
 // deadLetterPrefix is followed by the key of the aggregate and the position of the parked event.
 func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
 
-// Open connects, examines the stream and creates it if it may. fail is called
-// once, from any goroutine, when the session cannot go on. Open blocks for a
-// few round trips, and for as long as a server takes to refuse or time out.
+// Line is what a session needs of connections, both to one server.
+type Line struct {
+	nc *nats.Conn
+	w  *wire
+	js jetstream.JetStream
+
+	// Of Ask; each answer is used once.
+	streams map[string]heard[jetstream.Stream]
+	bucket  *heard[jetstream.KeyValue]
+}
+
+type heard[T any] struct {
+	value T
+	err   error
+}
+
+// Close ends the connections of a line over which no session was opened.
+func (l *Line) Close() {
+	_ = l.w.close()
+	l.nc.Close()
+}
+
+// Dial connects, and asks for nothing. It blocks for a few round trips, and for
+// as long as a server takes to refuse or time out. It may be called while
+// nothing is opened by another goroutine.
+func (p *Publisher) Dial(ctx context.Context) (*Line, error) {
+	l, err := p.dial(ctx)
+	if err != nil {
+		return nil, p.classifyConnect(err)
+	}
+	return l, nil
+}
+
+func (p *Publisher) dial(ctx context.Context) (*Line, error) {
+	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
+	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
+	nc, err := connect(ctx, p.o.URL, opts)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
+	}
+	u, err := url.Parse(nc.ConnectedUrl())
+	if err != nil {
+		nc.Close()
+		return nil, errors.New("connection lost")
+	}
+	w, err := dial(ctx, u, tlsName(nc, u), nc.Opts)
+	if err != nil {
+		nc.Close()
+		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
+	}
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout))
+	if err != nil {
+		_ = w.close()
+		nc.Close()
+		return nil, err
+	}
+	return &Line{nc: nc, w: w, js: js}, nil
+}
+
+// Ask asks over a new line how the streams and the bucket are set up, so that
+// OpenOver need not. It changes nothing and judges nothing: a failure is
+// an answer, too, and OpenOver fails with it. It blocks for three round trips.
+func (p *Publisher) Ask(ctx context.Context, l *Line) {
+	l.streams = map[string]heard[jetstream.Stream]{}
+	names := []string{p.o.Stream}
+	if p.o.Park {
+		names = append(names, p.o.DeadLetters)
+	}
+	for _, name := range names {
+		st, err := l.js.Stream(ctx, name)
+		l.streams[name] = heard[jetstream.Stream]{st, err}
+		if err != nil {
+			return
+		}
+	}
+	kv, err := l.js.KeyValue(ctx, p.o.Bucket)
+	l.bucket = &heard[jetstream.KeyValue]{kv, err}
+}
+
+// stream looks a stream up, unless Ask has.
+func (l *Line) stream(ctx context.Context, name string) (jetstream.Stream, error) {
+	if a, asked := l.streams[name]; asked {
+		delete(l.streams, name)
+		return a.value, a.err
+	}
+	return l.js.Stream(ctx, name)
+}
+
+// keyValue looks the bucket up, unless Ask has.
+func (l *Line) keyValue(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	if a := l.bucket; a != nil {
+		l.bucket = nil
+		return a.value, a.err
+	}
+	return l.js.KeyValue(ctx, name)
+}
+
+// Open is Dial and OpenOver.
 func (p *Publisher) Open(ctx context.Context, fail func(error)) (*Session, error) {
-	s, err := p.open(ctx, fail)
+	l, err := p.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return p.OpenOver(ctx, l, fail)
+}
+
+// OpenOver opens a session over l, which is the session's from then on, also
+// when it fails. It examines the stream and creates it if it may. fail is called
+// once, from any goroutine, when the session cannot go on. OpenOver blocks for a
+// few round trips.
+func (p *Publisher) OpenOver(ctx context.Context, l *Line, fail func(error)) (*Session, error) {
+	s, err := p.open(ctx, l, fail)
 	if err != nil {
 		return nil, p.classifyConnect(err)
 	}
@@ -180,35 +287,20 @@ func (p *Publisher) Open(ctx context.Context, fail func(error)) (*Session, error
 	return s, nil
 }
 
-func (p *Publisher) open(ctx context.Context, fail func(error)) (_ *Session, err error) {
-	opts := append([]nats.Option{nats.Name("walrelay"), nats.Timeout(2 * time.Second)}, p.o.Connect...)
-	opts = append(opts, nats.NoReconnect(), nats.ReconnectBufSize(-1), nats.PingInterval(5*time.Second), nats.MaxPingsOutstanding(2))
-	nc, err := connect(ctx, p.o.URL, opts)
-	if err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w", hosts(p.o.URL), portless(err))
-	}
-	s := &Session{p: p, o: &p.o, nc: nc, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
+func (p *Publisher) open(ctx context.Context, l *Line, fail func(error)) (_ *Session, err error) {
+	nc := l.nc
+	s := &Session{p: p, o: &p.o, nc: nc, js: l.js, w: l.w, fail: fail, failed: make(chan struct{}), wake: make(chan struct{}, 1)}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
 			_ = s.Close()
 		}
 	}()
-	if s.js, err = jetstream.New(nc, jetstream.WithDefaultTimeout(apiTimeout)); err != nil {
+	if err := s.openStream(ctx, l); err != nil {
 		return nil, err
 	}
-	if err := s.openStream(ctx); err != nil {
+	if err := s.openBucket(ctx, l); err != nil {
 		return nil, err
-	}
-	if err := s.openBucket(ctx); err != nil {
-		return nil, err
-	}
-	u, err := url.Parse(nc.ConnectedUrl())
-	if err != nil {
-		return nil, errors.New("connection lost")
-	}
-	if s.w, err = dial(ctx, u, tlsName(nc, u), nc.Opts); err != nil {
-		return nil, fmt.Errorf("connect to NATS at %s: %w", u.Host, portless(err))
 	}
 	inbox := nc.NewInbox()
 	s.frames = newFramer(p.o.Stream, inbox, s.msgIDs)

@@ -77,6 +77,10 @@ func (s *Session) ensureSecret(ctx context.Context) error {
 	short, cancel := context.WithTimeout(ctx, s.checkpointLimit())
 	defer cancel()
 	_, wrote := s.kv.Create(short, s.o.secretKey(), b)
+	if wrote == nil {
+		s.p.secret.Store(&r.Secret)
+		return nil
+	}
 	k, err := s.readSecret(ctx)
 	if err != nil || k != nil {
 		return err

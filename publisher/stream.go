@@ -22,8 +22,8 @@ const sharedDedup = 2 * time.Minute
 
 // openStream finds or creates the stream and the dead-letter stream, and
 // refuses settings that would break a promise.
-func (s *Session) openStream(ctx context.Context) error {
-	st, err := s.js.Stream(ctx, s.o.Stream)
+func (s *Session) openStream(ctx context.Context, l *Line) error {
+	st, err := l.stream(ctx, s.o.Stream)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if !s.o.Create {
 			return event.Fail(event.Precondition,
@@ -71,11 +71,11 @@ func (s *Session) openStream(ctx context.Context) error {
 	if !s.o.Park {
 		return nil
 	}
-	return s.openDeadLetters(ctx)
+	return s.openDeadLetters(ctx, l)
 }
 
-func (s *Session) openDeadLetters(ctx context.Context) error {
-	_, err := s.js.Stream(ctx, s.o.DeadLetters)
+func (s *Session) openDeadLetters(ctx context.Context, l *Line) error {
+	_, err := l.stream(ctx, s.o.DeadLetters)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if !s.o.Create {
 			return event.Fail(event.Precondition,

@@ -59,6 +59,7 @@ func Preflight(ctx context.Context, conn *pgx.Conn, want Want) (Findings, error)
 	p := preflight{ctx: ctx, conn: conn, want: want}
 	if p.version() {
 		p.server()
+		p.settings()
 		p.room()
 		p.timeouts()
 		p.role()
@@ -83,6 +84,9 @@ type preflight struct {
 
 	database string
 	present  []string // publications that exist
+
+	keep         int64 // max_slot_wal_keep_size, in MB
+	sender, idle int64 // wal_sender_timeout, in ms, and idle_replication_slot_timeout, in s
 }
 
 func (p *preflight) add(f Finding) {
@@ -153,18 +157,28 @@ func (p *preflight) server() {
 	}
 }
 
+// settings reads numbers in the units that they are set in. The server lists all
+// of its settings for each look at pg_settings, so there is one.
+func (p *preflight) settings() {
+	p.ask(`select max(setting::int8) filter (where name = 'max_slot_wal_keep_size'), max(setting::int8) filter (where name = 'wal_sender_timeout'),
+		coalesce(max(setting::int8) filter (where name = 'idle_replication_slot_timeout'), 0)
+		from pg_settings where name in ('max_slot_wal_keep_size', 'wal_sender_timeout', 'idle_replication_slot_timeout')`,
+		nil, &p.keep, &p.sender, &p.idle)
+}
+
 // littleLog is a max_slot_wal_keep_size, in MB, that a busy server fills in minutes.
 const littleLog = 256
 
 // room finds whether a slot and a walsender are free, and how much log a slot may keep.
 func (p *preflight) room() {
-	var slots, maxSlots, senders, maxSenders, keep int
+	var slots, maxSlots, senders, maxSenders int
 	var mine, active bool
-	if !p.ask(`select (select count(*) from pg_replication_slots), current_setting('max_replication_slots')::int,
-		(select count(*) from pg_stat_replication), current_setting('max_wal_senders')::int,
-		(select setting::int from pg_settings where name = 'max_slot_wal_keep_size'),
-		exists (select from pg_replication_slots where slot_name = $1), exists (select from pg_replication_slots where slot_name = $1 and active)`,
-		[]any{p.want.Slot}, &slots, &maxSlots, &senders, &maxSenders, &keep, &mine, &active) {
+	// pg_stat_get_wal_senders is what pg_stat_replication counts: the view also joins who they are.
+	if !p.ask(`select count(*), current_setting('max_replication_slots')::int,
+		(select count(*) from pg_stat_get_wal_senders()), current_setting('max_wal_senders')::int,
+		coalesce(bool_or(slot_name = $1), false), coalesce(bool_or(slot_name = $1 and active), false)
+		from pg_replication_slots`,
+		[]any{p.want.Slot}, &slots, &maxSlots, &senders, &maxSenders, &mine, &active) {
 		return
 	}
 	f := Finding{Name: "slots", Detail: fmt.Sprintf("%d of %d replication slots are used", slots, maxSlots)}
@@ -180,7 +194,7 @@ func (p *preflight) room() {
 	}
 	p.add(f)
 	f = Finding{Name: "keep_size", Detail: "max_slot_wal_keep_size is unlimited: the slot is never lost, and the log of a relay that stays away fills the disk"}
-	switch {
+	switch keep := p.keep; {
 	case keep >= 0 && keep < littleLog:
 		f.Level = WARN
 		f.Detail = fmt.Sprintf("max_slot_wal_keep_size is %d MB: the slot is lost as soon as the relay is that far behind", keep)
@@ -195,12 +209,10 @@ func (p *preflight) room() {
 const shortTimeout = 5 * time.Second
 
 func (p *preflight) timeouts() {
-	var ms, idle int64
-	if !p.ask(`select (select setting::int8 from pg_settings where name = 'wal_sender_timeout'),
-		coalesce((select setting::int8 from pg_settings where name = 'idle_replication_slot_timeout'), 0)`, nil, &ms, &idle) {
+	if p.err != nil {
 		return
 	}
-	timeout := time.Duration(ms) * time.Millisecond
+	timeout := time.Duration(p.sender) * time.Millisecond
 	whose := "of the server"
 	if p.want.WALSenderTimeout > 0 {
 		timeout, whose = p.want.WALSenderTimeout, "that the relay sets"
@@ -216,10 +228,10 @@ func (p *preflight) timeouts() {
 		f.Remedy = "run with --wal-sender-timeout 60s: a short pause of either machine ends the session"
 	}
 	p.add(f)
-	if idle > 0 { // since 18, in seconds
+	if p.idle > 0 { // since 18
 		p.add(Finding{
 			Name: "idle_timeout", Level: WARN,
-			Detail: fmt.Sprintf("idle_replication_slot_timeout is %s: a relay that is stopped for longer loses its slot", time.Duration(idle)*time.Second),
+			Detail: fmt.Sprintf("idle_replication_slot_timeout is %s: a relay that is stopped for longer loses its slot", time.Duration(p.idle)*time.Second),
 			Remedy: "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf(); or never stop the relay for so long",
 		})
 	}
@@ -351,10 +363,15 @@ func (p *preflight) table(t Table) {
 	var kind, persistence string
 	var published bool
 	var root, leaves string // the publication that names the root instead, or the partitions instead
+	names := []any{t.Schema, t.Name, p.present}
 	ok := p.ask(`
 select c.relkind::text, c.relpersistence::text,
-	exists (select from pg_publication_tables t where t.pubname = any($3) and t.schemaname = n.nspname and t.tablename = c.relname),
-	case when c.relispartition then coalesce((
+	exists (select from pg_publication_tables t where t.pubname = any($3) and t.schemaname = n.nspname and t.tablename = c.relname)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = $1 and c.relname = $2`, names, &kind, &persistence, &published)
+	if ok && !published { // to plan these takes longer than all the rest
+		p.ask(`
+select case when c.relispartition then coalesce((
 		select min(an.nspname || '.' || ac.relname)
 		from pg_partition_ancestors(c.oid) a join pg_class ac on ac.oid = a.relid join pg_namespace an on an.oid = ac.relnamespace
 			join pg_publication_tables t on t.schemaname = an.nspname and t.tablename = ac.relname
@@ -365,7 +382,8 @@ select c.relkind::text, c.relpersistence::text,
 			join pg_publication_tables t on t.schemaname = an.nspname and t.tablename = ac.relname
 		where a.relid <> c.oid and t.pubname = any($3)), '') else '' end
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = $1 and c.relname = $2`, []any{t.Schema, t.Name, p.present}, &kind, &persistence, &published, &root, &leaves)
+where n.nspname = $1 and c.relname = $2`, names, &root, &leaves)
+	}
 	switch {
 	case p.err != nil:
 		return

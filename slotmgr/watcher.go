@@ -15,8 +15,8 @@ import (
 )
 
 // Watcher asks Postgres about one slot over ordinary connections. Its methods
-// may be called at the same time: each opens and closes its own connection, so
-// that a blocked read never stands in the way of a question.
+// may be called at the same time: each but Confirmed opens and closes its own
+// connection, so that a blocked read never stands in the way of a question.
 type Watcher struct {
 	cfg  *pgx.ConnConfig
 	slot string
@@ -45,12 +45,12 @@ func NewWatcher(cfg *pgx.ConnConfig, slot string) *Watcher {
 }
 
 // Confirmed returns the slot's confirmed flush LSN as the server has it now.
-// It blocks for a connection and one question, five seconds at most. A slot
+// It blocks for two questions over conn, five seconds at most. A slot
 // that is missing, lost or of another kind is a failure.
-func (w *Watcher) Confirmed(ctx context.Context) (event.LSN, error) {
+func (w *Watcher) Confirmed(ctx context.Context, conn *pgx.Conn) (event.LSN, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.patience)
 	defer cancel()
-	v, err := w.look(ctx)
+	v, err := w.view(ctx, conn)
 	if err != nil {
 		return 0, fmt.Errorf("read slot %q: %w", w.slot, err)
 	}
@@ -97,10 +97,15 @@ func (w *Watcher) look(ctx context.Context) (view, error) {
 		return view{}, err
 	}
 	defer hangUp(conn)
+	return w.view(ctx, conn)
+}
+
+func (w *Watcher) view(ctx context.Context, conn *pgx.Conn) (view, error) {
 	var v view
 	if err := conn.QueryRow(ctx, "select current_database()::text, pg_is_in_recovery()").Scan(&v.database, &v.standby); err != nil {
 		return view{}, err
 	}
+	var err error
 	v.slot, v.exists, err = find(ctx, conn, w.slot)
 	return v, err
 }

@@ -64,7 +64,7 @@ func TestWatcherSeesShutdownAndNotALostConnection(t *testing.T) {
 	}
 
 	// Questions are answered while the watcher is blocked in its read.
-	if lsn, err := w.Confirmed(within(t, 5*time.Second)); err != nil || lsn != slot.ConfirmedFlush {
+	if lsn, err := w.Confirmed(within(t, 5*time.Second), conn); err != nil || lsn != slot.ConfirmedFlush {
 		t.Errorf("confirmed: got %s, %v, want %s", lsn, err, slot.ConfirmedFlush)
 	}
 
@@ -92,7 +92,10 @@ func TestWatcherSeesShutdownAndNotALostConnection(t *testing.T) {
 	if err := w.AwaitShutdown(within(t, 5*time.Second)); err != nil {
 		t.Errorf("server down: got %v, want nil", err)
 	}
-	if _, err := w.Confirmed(within(t, 5*time.Second)); event.ClassOf(err) != event.Transient || event.HintOf(err) == "" {
+	if _, err := w.Confirmed(within(t, 5*time.Second), conn); event.ClassOf(err) != event.Transient || err == nil {
+		t.Errorf("server down: got %v, want a transient failure", err)
+	}
+	if _, _, err := w.Sent(within(t, 5*time.Second)); event.ClassOf(err) != event.Transient || event.HintOf(err) == "" {
 		t.Errorf("server down: got %v, want a transient failure with a hint", err)
 	}
 	cause := io.ErrUnexpectedEOF
@@ -207,7 +210,7 @@ func TestDiagnoseReadsTheSlot(t *testing.T) {
 	if !errors.Is(err, cause) {
 		t.Errorf("%v does not wrap %v", err, cause)
 	}
-	_, err = w.Confirmed(ctx)
+	_, err = w.Confirmed(ctx, conn)
 	wantFailure(t, err, event.Lost, `slot "orders" is gone`, "walrelay slot recover orders")
 }
 
@@ -220,7 +223,7 @@ func TestLostSlotIsTold(t *testing.T) {
 	mustCreate(t, conn, CreateOptions{Name: "orders"})
 	w := watcherOf(t, pg, "orders")
 	ctx := within(t, time.Minute)
-	if _, err := w.Confirmed(ctx); err != nil {
+	if _, err := w.Confirmed(ctx, conn); err != nil {
 		t.Fatal(err)
 	}
 
@@ -250,7 +253,7 @@ func TestLostSlotIsTold(t *testing.T) {
 	if !errors.Is(err, cause) {
 		t.Errorf("%v does not wrap %v", err, cause)
 	}
-	_, err = w.Confirmed(ctx)
+	_, err = w.Confirmed(ctx, conn)
 	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")
 	_, _, err = Create(ctx, conn, CreateOptions{Name: "orders", IfNotExists: true})
 	wantFailure(t, err, event.Lost, "max_slot_wal_keep_size", "walrelay slot recover orders")

@@ -145,7 +145,7 @@ type snapshot struct {
 
 func (j *job) snapshot(ctx context.Context) (operate.Snapshot, error) {
 	watch := &publicationWatch{pg: j.pg, slot: j.cfg.Slot, publications: j.cfg.Publications, tables: wanted(j.outboxes)}
-	published, err := watch.begin(ctx)
+	published, err := watch.begin(ctx, nil)
 	watch.end()
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 )
 
@@ -12,13 +13,22 @@ import (
 // session, which touch a little of every package, map nearly the whole file.
 // What is needed again is mapped again, from the page cache.
 func forgetPages() {
+	for _, m := range program() {
+		_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, m.from, m.size, syscall.MADV_DONTNEED)
+	}
+}
+
+type mapping struct{ from, size uintptr }
+
+// program is where the program file is mapped, which stays so.
+var program = sync.OnceValue(func() (all []mapping) {
 	name, err := os.Readlink("/proc/self/exe")
 	if err != nil {
-		return
+		return nil
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		return
+		return nil
 	}
 	for line := range bytes.Lines(maps) {
 		f := bytes.Fields(line) // proc(5): addresses, permissions, offset, device, inode, path
@@ -29,7 +39,8 @@ func forgetPages() {
 		from, err1 := strconv.ParseUint(string(low), 16, 64)
 		to, err2 := strconv.ParseUint(string(high), 16, 64)
 		if err1 == nil && err2 == nil {
-			_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(from), uintptr(to-from), syscall.MADV_DONTNEED)
+			all = append(all, mapping{uintptr(from), uintptr(to - from)})
 		}
 	}
-}
+	return all
+})

@@ -95,11 +95,24 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		parked = math.MaxInt
 	}
 	sessions := slotmgr.NewWatcher(pg, cfg.Slot)
+	ahead := &dialAhead{pub: pub}
+	defer ahead.drop()
 	r, err := relay.New(relay.Options{
-		OpenSource: source.open,
+		OpenSource: func(ctx context.Context) (relay.Source, error) {
+			ahead.begin(ctx)
+			src, err := source.open(ctx)
+			if err != nil {
+				ahead.drop()
+			}
+			return src, err
+		},
 		OpenSink: func(ctx context.Context, fail func(error)) (relay.Sink, error) {
 			defer forgetPages()
-			s, err := pub.Open(ctx, fail)
+			line, err := ahead.take(ctx)
+			if err != nil {
+				return nil, err
+			}
+			s, err := pub.OpenOver(ctx, line, fail)
 			if err != nil {
 				return nil, err
 			}
@@ -168,6 +181,58 @@ func stopTracing(t *tracing.Tracer, log *slog.Logger) {
 	}
 }
 
+// dialAhead dials NATS and asks for the streams while Postgres is asked for the
+// first time, which takes longer. What comes of it is told only when it is NATS's turn; later sessions
+// try one side after the other. One goroutine uses it.
+type dialAhead struct {
+	pub   *publisher.Publisher
+	begun bool               // once
+	stop  context.CancelFunc // nil when nothing was dialled, or it is taken
+
+	done chan struct{} // closed when line and err are set
+	line *publisher.Line
+	err  error
+}
+
+func (a *dialAhead) begin(ctx context.Context) {
+	if a.begun {
+		return
+	}
+	a.begun = true
+	ctx, a.stop = context.WithCancel(ctx)
+	a.done = make(chan struct{})
+	go func() {
+		defer close(a.done)
+		if a.line, a.err = a.pub.Dial(ctx); a.err == nil {
+			a.pub.Ask(ctx, a.line)
+		}
+	}()
+}
+
+// take returns the line that was dialled, or dials.
+func (a *dialAhead) take(ctx context.Context) (*publisher.Line, error) {
+	if a.stop == nil {
+		return a.pub.Dial(ctx)
+	}
+	<-a.done
+	a.stop()
+	a.stop = nil
+	return a.line, a.err
+}
+
+// drop hangs up what was not taken.
+func (a *dialAhead) drop() {
+	if a.stop == nil {
+		return
+	}
+	a.stop()
+	a.stop = nil
+	<-a.done
+	if a.err == nil {
+		a.line.Close()
+	}
+}
+
 // sourceOpener opens replication sessions, after it has once found both the
 // server and the database as the relay needs them. One goroutine uses it.
 type sourceOpener struct {
@@ -185,14 +250,16 @@ type sourceOpener struct {
 
 func (o *sourceOpener) open(ctx context.Context) (relay.Source, error) {
 	defer forgetPages()
+	var conn *pgx.Conn
 	if !o.checked {
-		if err := o.preflight(ctx); err != nil {
+		var err error
+		if conn, err = o.preflight(ctx); err != nil {
 			return nil, o.patient(err)
 		}
 		forgetPages()
 		o.checked = true
 	}
-	published, err := o.watch.begin(ctx)
+	published, err := o.watch.begin(ctx, conn)
 	if err != nil {
 		return nil, o.patient(err)
 	}
@@ -225,12 +292,20 @@ func (o *sourceOpener) patient(err error) error {
 	return event.Fail(event.Transient, event.HintOf(err)+"; a new password takes a restart of walrelay", "%w", err)
 }
 
-func (o *sourceOpener) preflight(ctx context.Context) error {
+// preflight returns the connection over which it has found all as it should be.
+func (o *sourceOpener) preflight(ctx context.Context) (*pgx.Conn, error) {
 	conn, err := slotmgr.Connect(ctx, o.pg)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer hangUp(conn)
+	if err := o.check(ctx, conn); err != nil {
+		hangUp(conn)
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (o *sourceOpener) check(ctx context.Context, conn *pgx.Conn) error {
 	found, err := slotmgr.Preflight(ctx, conn, o.want)
 	if err != nil {
 		return err
@@ -285,15 +360,18 @@ func (o *sourceOpener) missing(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// watcher is a slotmgr.Watcher whose refused logins pass as those of its source do.
+// watcher is a slotmgr.Watcher that asks over a connection of its source.
 type watcher struct {
 	*slotmgr.Watcher
 	source *sourceOpener
 }
 
-func (w watcher) Confirmed(ctx context.Context) (event.LSN, error) {
-	lsn, err := w.Watcher.Confirmed(ctx)
-	return lsn, w.source.patient(err)
+func (w watcher) Confirmed(ctx context.Context) (lsn event.LSN, err error) {
+	err = w.source.watch.ask(func(conn *pgx.Conn) error {
+		lsn, err = w.Watcher.Confirmed(ctx, conn)
+		return err
+	})
+	return lsn, err
 }
 
 func wanted(ts []outbox.Table) []slotmgr.Table {

@@ -30,11 +30,13 @@ type publicationWatch struct {
 	seen   event.LSN         // end of the log at the last look
 }
 
-// begin looks for the first time in a session.
-func (w *publicationWatch) begin(ctx context.Context) (slotmgr.Published, error) {
+// begin looks for the first time in a session. It takes over a connection that
+// is open already; nil for none.
+func (w *publicationWatch) begin(ctx context.Context, conn *pgx.Conn) (slotmgr.Published, error) {
 	w.end()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.conn = conn
 	w.life, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 	w.seen = 0
 	was := w.before
@@ -74,14 +76,24 @@ func (w *publicationWatch) Vouch(ctx context.Context) (event.LSN, error) {
 }
 
 // moment is one at which the slot is there: its session is open.
-func (w *publicationWatch) moment(ctx context.Context) (*event.Mark, error) {
+func (w *publicationWatch) moment(ctx context.Context) (now *event.Mark, err error) {
+	err = w.ask(func(conn *pgx.Conn) error {
+		m, err := slotmgr.LookAtMoment(ctx, conn)
+		now = &m
+		return err
+	})
+	return now, err
+}
+
+// ask asks a question over the connection of a session that is open: a server
+// takes longer to make a new one than to answer.
+func (w *publicationWatch) ask(question func(*pgx.Conn) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn == nil {
-		return nil, errors.New("the connection is lost")
+		return errors.New("the connection is lost")
 	}
-	now, err := slotmgr.LookAtMoment(ctx, w.conn)
-	return &now, err
+	return question(w.conn)
 }
 
 func (w *publicationWatch) look(ctx context.Context, before *slotmgr.Published) (now slotmgr.Published, err error) {
