@@ -148,6 +148,7 @@ type Checkpoint struct {
 	XID        uint32   // of the transaction of Position
 	CommitTime time.Time
 	Confirm    LSN
+	Drained    bool // nothing was sent after Position, and the session ends here
 }
 
 // Resume tells where a session continues.
@@ -156,9 +157,10 @@ type Resume struct {
 	// are dropped. Zero drops none.
 	After Position
 
-	// Skip is the number of further events that are stored though their
-	// messages are gone from the stream; they are dropped, too.
-	Skip uint64
+	// Gone is the number of sequences after that of After whose messages are gone
+	// from the stream. Some of them may have been the next events: the sink is
+	// asked for each of these until all are accounted for.
+	Gone uint64
 
 	// Proof, when set, is the transaction that must reappear while events are
 	// dropped, with the same XID and commit time. Otherwise the server is not

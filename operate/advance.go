@@ -9,9 +9,9 @@ import (
 
 // Checkpoint is the record beside the stream.
 type Checkpoint interface {
-	// Pass moves it on, so that the slot may be advanced to an LSN. stored is
-	// the last event counted off as stored. It reports whether there was one to move.
-	Pass(ctx context.Context, stored event.Checkpoint, to event.LSN) (bool, error)
+	// Pass moves it on, so that the slot may be advanced to an LSN. It reports whether
+	// there was one to move.
+	Pass(ctx context.Context, to event.LSN) (bool, error)
 }
 
 // Slot is the slot to advance.
@@ -49,10 +49,9 @@ type Advanced struct {
 // first, and one that is ahead of the slot is what every relay leaves behind.
 func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	var done Advanced
-	var stored event.Checkpoint
 	var err error
 	if a.Log != nil {
-		if done.Skipped, stored, err = a.tell(ctx); err != nil {
+		if done.Skipped, err = a.tell(ctx); err != nil {
 			return done, err
 		}
 	}
@@ -60,7 +59,7 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 		return done, err
 	}
 	if a.Checkpoint != nil {
-		if done.Checkpoint, err = a.Checkpoint.Pass(ctx, stored, a.To); err != nil {
+		if done.Checkpoint, err = a.Checkpoint.Pass(ctx, a.To); err != nil {
 			return done, err
 		}
 	}
@@ -68,23 +67,14 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	return done, err
 }
 
-// tell reads what will be skipped, and returns how much that is and the last
-// event that was counted off as stored.
-func (a Advance) tell(ctx context.Context) (skipped int, stored event.Checkpoint, err error) {
+// tell reads what will be skipped, and returns how much that is.
+func (a Advance) tell(ctx context.Context) (skipped int, err error) {
 	f := filter{resume: a.Resume, mapper: a.Mapper}
-	upTo := a.To
-	if a.Resume.Skip > 0 {
-		upTo = 0 // what is counted off may lie behind
-	}
-	_, err = a.Log.Read(ctx, upTo, 0, func(rec *event.Record) error {
+	_, err = a.Log.Read(ctx, a.To, 0, func(rec *event.Record) error {
 		// A transaction is sent when its commit record begins at the confirmed
 		// LSN or later (SnapBuildXactNeedsSkip).
 		if rec.Position.Commit >= a.To {
-			if f.stored.Events >= a.Resume.Skip {
-				return errEnough
-			}
-			_, _, err := f.next(rec)
-			return err
+			return errEnough
 		}
 		ev, poison, err := f.next(rec)
 		if ev == nil {
@@ -96,5 +86,5 @@ func (a Advance) tell(ctx context.Context) (skipped int, stored event.Checkpoint
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
-	return skipped, f.stored, err
+	return skipped, err
 }

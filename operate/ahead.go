@@ -31,7 +31,6 @@ type filter struct {
 	resume event.Resume
 	mapper Mapper
 	ev     event.Event
-	stored event.Checkpoint // the last event counted off, and how many were
 }
 
 // next maps a record to the event that is still to be published; nil when the
@@ -49,10 +48,6 @@ func (f *filter) next(rec *event.Record) (*event.Event, *event.Poison, error) {
 		return nil, nil, nil
 	}
 	if id, ok := f.resume.Stored[rec.Position]; ok && id == string(f.ev.ID) {
-		return nil, nil, nil
-	}
-	if f.stored.Events < f.resume.Skip {
-		f.stored = event.Checkpoint{Events: f.stored.Events + 1, Position: rec.Position, XID: rec.XID, CommitTime: rec.CommitTime}
 		return nil, nil, nil
 	}
 	return &f.ev, poison, nil

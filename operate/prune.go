@@ -36,6 +36,7 @@ type Evidence struct {
 	Timeline                 uint32
 	Confirm                  event.LSN
 	Since                    *event.Mark
+	Proven                   *event.LSN          // when set, what is behind it is not proven yet
 	Tables                   map[string][]string // as in event.Origin
 	Unfinished               bool
 	Forgotten                bool // the stream has lost messages
@@ -250,6 +251,9 @@ func (e Evidence) proves(h Horizon, at Place) error {
 			"the stream has lost messages that slot %q was confirmed past: the rows may be all that is left", e.Slot)
 	case e.Timeline != h.Timeline:
 		return event.Fail(event.Precondition, again, "the server was promoted, to timeline %d, and the last checkpoint is of timeline %d", h.Timeline, e.Timeline)
+	case e.Proven != nil && *e.Proven < h.LSN:
+		return event.Fail(event.Precondition, "try again when the relay has published another event",
+			"of the last events before %s only the dedup window of the stream says that they are stored, and their messages are gone: nothing is deleted", h.LSN)
 	case e.Confirm < h.LSN:
 		return event.Fail(event.Precondition, again,
 			"slot %q is confirmed up to %s, past its checkpoint at %s: it was advanced or made anew", e.Slot, at.Confirmed, e.Confirm)

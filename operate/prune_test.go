@@ -160,6 +160,7 @@ func TestPruneNeedsEvidence(t *testing.T) {
 		"another server":      {func(p *plot) { p.evidence.SystemID = "other" }, event.Precondition, "belongs to slot"},
 		"another database":    {func(p *plot) { p.evidence.Database = "other" }, event.Precondition, "belongs to slot"},
 		"backfill not done":   {func(p *plot) { p.evidence.Unfinished = true }, event.Precondition, "is not done"},
+		"not proven yet":      {func(p *plot) { at := event.LSN(50); p.evidence.Proven = &at }, event.Precondition, "only the dedup window"},
 		"messages lost":       {func(p *plot) { p.evidence.Forgotten = true }, event.Precondition, "has lost messages"},
 		"promoted":            {func(p *plot) { p.evidence.Timeline = 1 }, event.Precondition, "was promoted"},
 		"slot made anew":      {func(p *plot) { p.evidence.Confirm = 99 }, event.Precondition, "advanced or made anew"},

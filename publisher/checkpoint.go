@@ -183,10 +183,14 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 		r.Sequence = max(s.current.Sequence, s.places.upTo(c.Events))
 	}
 	r.Confirm = max(r.Confirm, c.Confirm)
+	r.Drained = c.Drained
+	if c.Events > 0 {
+		r.Proven = nil
+	}
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
 	}
-	if r.Sequence == s.current.Sequence && r.Confirm == s.current.Confirm && r.Position == s.current.Position {
+	if r.Sequence == s.current.Sequence && r.Confirm == s.current.Confirm && r.Position == s.current.Position && r.Drained == s.current.Drained {
 		return nil
 	}
 	s.o.Log.Debug("checkpoint", "stream", s.o.Stream, "sequence", r.Sequence, "position", r.Position.String(), "confirm", r.Confirm.String())

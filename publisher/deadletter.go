@@ -118,13 +118,15 @@ func (s *Session) lastLook(ctx context.Context, ev *event.Event) (fits bool, err
 	return true, err
 }
 
+// markerID is the Nats-Msg-Id of the marker of the event at pos.
+func markerID(pos event.Position) []byte { return []byte("parked:" + pos.String()) }
+
 // appendMarker puts a marker into the chain in the place of the parked event.
 // Without it, a successor that an earlier session left in a buffer would fit the hole.
 func (s *Session) appendMarker(ev *event.Event, why *event.Poison) error {
-	pos := ev.Position.String()
 	marker := event.Event{
 		ID:       ev.ID,
-		MsgID:    []byte("parked:" + pos),
+		MsgID:    markerID(ev.Position),
 		Subject:  []byte(s.o.markerSubject()),
 		Position: ev.Position,
 		Headers: []event.Header{

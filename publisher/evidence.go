@@ -15,6 +15,7 @@ type Evidence struct {
 	Timeline                 uint32
 	Confirm                  event.LSN           // every event up to there is stored or parked,
 	Since                    *event.Mark         // if it was inserted after this; nil when that is not known
+	Proven                   *event.LSN          // when set, no more than this until a later event is stored
 	Tables                   map[string][]string // as in event.Origin
 	Unfinished               bool                // a backfill or a recovery is not done
 	Forgotten                bool                // the stream is another one, or ends before the checkpoint
@@ -42,7 +43,7 @@ func (p *Publisher) Evidence(ctx context.Context) (Evidence, error) {
 	return Evidence{
 		Found:    true,
 		SystemID: c.Owner.SystemID, Database: c.Owner.Database, Slot: c.Owner.Slot,
-		Timeline: c.Timeline, Confirm: c.Confirm, Since: c.Since, Tables: c.Tables, Unfinished: c.Backfill != "",
+		Timeline: c.Timeline, Confirm: c.Confirm, Proven: c.Proven, Since: c.Since, Tables: c.Tables, Unfinished: c.Backfill != "",
 		Forgotten: f.lastSeq < c.Sequence || !f.created.Equal(c.Created),
 	}, nil
 }

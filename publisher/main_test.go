@@ -166,15 +166,23 @@ func numberedLog(stream string, n int) []*event.Event {
 
 // publish does what the relay does with a log from its beginning.
 func (r *run) publish(ctx context.Context, events []*event.Event) error {
-	skip := r.resume.Skip
+	gone := r.resume.Gone
 	alone := r.resume.Suspect
 	for _, ev := range events {
 		if ev.Position.Compare(r.resume.After) <= 0 {
 			continue
 		}
-		if skip > 0 {
-			skip--
-			r.n++
+		if gone > 0 {
+			var err error
+			if gone, err = r.Recall(ctx, ev); err != nil {
+				return err
+			}
+			if gone == 0 {
+				err = r.Resumed(ctx, event.Checkpoint{Position: ev.Position, XID: ev.XID, CommitTime: ev.CommitTime})
+			}
+			if err != nil {
+				return err
+			}
 			continue
 		}
 		err := r.Append(ev)

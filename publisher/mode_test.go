@@ -113,7 +113,7 @@ func TestModesStoreEverythingInOrder(t *testing.T) {
 				t.Errorf("%d messages came in batches, the first: %v", batched, got[0].Header)
 			}
 			r.Close()
-			if r = begin(t, p); r.resume.After != events[len(events)-1].Position || r.resume.Skip != 0 {
+			if r = begin(t, p); r.resume.After != events[len(events)-1].Position || r.resume.Gone != 0 {
 				t.Fatalf("second resume: %+v", r.resume)
 			}
 		})
@@ -188,7 +188,7 @@ func TestBatchLeftBehind(t *testing.T) {
 	}
 	r.Close()
 	r = begin(t, p)
-	if !r.resume.After.IsZero() || r.resume.Skip != 0 {
+	if !r.resume.After.IsZero() || r.resume.Gone != 0 {
 		t.Fatalf("resume: %+v", r.resume)
 	}
 	if err := r.publish(t.Context(), events); err != nil {

@@ -64,6 +64,7 @@ type Publisher struct {
 
 	opened    bool           // a session was opened before
 	acked     uint64         // the stream's last sequence, when the last session ended; 0 when none resumed
+	reached   *reached       // where the last session ended; nil when none resumed
 	again     uint64         // events still to be published again, because the stream lost them
 	suspect   bool           // the last session ended on an error that may be one event's fault
 	condemned *condemned     // the event that was alone in flight when it was refused

@@ -49,6 +49,14 @@ type record struct {
 	Backfill     string `json:"backfill,omitempty"`
 	BackfillFrom uint64 `json:"backfill_from,omitempty"`
 	Recovery     bool   `json:"recovery,omitempty"` // it is one of rows that a lost slot was to bring
+
+	// Drained says that the session ended with every event settled: no message of
+	// the owner follows Sequence.
+	Drained bool `json:"drained,omitempty"`
+
+	// Proven, when set, is the confirm LSN before events were dropped that are
+	// known to be stored by the dedup window alone. No later event is stored yet.
+	Proven *event.LSN `json:"proven,omitempty"`
 }
 
 // The states of a backfill.
@@ -87,6 +95,9 @@ type findings struct {
 	tail []tailMessage
 	// acked is the stream's last sequence as this process has seen it acked; 0 when it has not.
 	acked uint64
+	// reached is where this process's last session ended; nil when there was none,
+	// or when another process has written a checkpoint since.
+	reached *reached
 	// history of the checkpoint, newest first; read only when lastSeq is below what was acked.
 	earlier []record
 
@@ -103,7 +114,7 @@ type findings struct {
 type decision struct {
 	resume event.Resume
 	base   uint64  // stream sequence that the events of resume.After stand for
-	from   *record // from which resume.Skip counts
+	from   *record // that resume.Gone follows
 	fresh  bool    // nothing in the checkpoint holds for the server
 	again  uint64  // events that are published again because the stream lost them
 	lost   bool    // what the checkpoint covers is not all in the stream
@@ -150,6 +161,9 @@ func decide(f findings) (decision, error) {
 		return d, event.Fail(event.Lost,
 			"stop the other writer, compare the rows between the messages around it with the stream, then go on with --accept-gap: the missing event is not published then",
 			"message %d of stream %q was not written by walrelay and took the place of an event, which is missing", seq, f.stream)
+	}
+	if err := f.refitted(); err != nil {
+		return d, err
 	}
 	if f.last != nil && !f.last.ours {
 		return f.foreign(d)
@@ -302,6 +316,9 @@ func (f findings) withoutCheckpoint(d decision) (decision, error) {
 	case f.lastSeq == 0:
 		return d, nil
 	case f.last != nil && f.last.ours && f.origin.Contains(f.last.position):
+		if err := f.slotPassed(f.lastSeq, f.last.position); err != nil {
+			return d, err
+		}
 		d.note("the stream has no checkpoint, resuming after its last message",
 			"position", f.last.position.String(), "sequence", f.lastSeq)
 		if !f.acceptGap {
@@ -538,41 +555,6 @@ func (f findings) orphan(d *decision, last event.Position) error {
 		f.origin.WALEnd, f.origin.Timeline, f.stream, last)
 }
 
-// afterCheckpoint resumes by counting, because the last message is gone:
-// consumed, purged or expired.
-func (f findings) afterCheckpoint(d decision, c *record) (decision, error) {
-	skip := f.lastSeq - c.Sequence
-	if skip > 0 && !f.acceptGap {
-		const hint = "see which of the rows after the checkpoint are missing downstream, then go on with --accept-gap: events after the checkpoint are published again"
-		if c.Fingerprint != f.origin.Fingerprint {
-			return d, event.Fail(event.Lost, "start once with the publications and tables as they were, then change them",
-				"%d messages were stored in stream %q after the checkpoint and are gone, and publications or tables were changed since: they cannot be counted off",
-				skip, f.stream)
-		}
-		if c.Timeline != f.origin.Timeline {
-			return d, event.Fail(event.Lost, hint,
-				"%d messages were stored in stream %q after the checkpoint and are gone, and the server was promoted since: they cannot be counted off",
-				skip, f.stream)
-		}
-	}
-	d.resume.After = c.Position
-	d.base, d.from = c.Sequence, c
-	if !c.Position.IsZero() && !f.origin.Contains(c.Position) {
-		if err := f.orphan(&d, c.Position); err != nil {
-			return d, err
-		}
-	}
-	if skip > 0 && !f.acceptGap {
-		d.resume.Skip = skip
-		d.note("the last messages are gone from the stream, resuming by the checkpoint",
-			"position", c.Position.String(), "skip", skip)
-	} else {
-		d.base = f.lastSeq
-	}
-	f.prove(&d, c)
-	return d, nil
-}
-
 // prove asks for the checkpoint's transaction to reappear. It does when its
 // commit lies at or after the confirmed LSN (SnapBuildXactNeedsSkip), the
 // server still has it, and the same tables are published.
@@ -601,8 +583,8 @@ func (f findings) recognise(d *decision, c *record) {
 
 // claim is the checkpoint with the place where the session resumes. It is
 // written before anything is published, so that the stream has an owner, and a
-// position of the present timeline and tables. While events are still to be
-// counted off the last checkpoint stands.
+// position of the present timeline and tables. While messages that are gone are not
+// accounted for, the last checkpoint stands.
 func claim(f findings, d decision, window int) record {
 	r := record{
 		Version: recordVersion, Owner: ownerOf(f.origin), Created: f.created,
@@ -629,13 +611,16 @@ func claim(f findings, d decision, window int) record {
 	if c == nil || c.Owner != r.Owner || d.fresh {
 		return r
 	}
-	if d.resume.Skip > 0 {
+	if d.resume.Gone > 0 {
 		since := r.Since
 		r = *d.from
 		r.Since = since
 		r.Window = max(window, c.Window)
 		r.Backfill, r.BackfillFrom, r.Recovery = "", 0, false
 		return r
+	}
+	if f.last == nil {
+		r.Proven = c.Proven // no later event is seen to be stored
 	}
 	if !d.resume.After.IsZero() {
 		r.Foreign = c.Foreign

@@ -74,7 +74,7 @@ func TestDecide(t *testing.T) {
 		class event.Class // of the failure
 		text  string      // part of it; "" when there is none
 		after event.Position
-		skip  uint64
+		gone  uint64
 		base  uint64
 		proof *event.Checkpoint
 	}
@@ -176,7 +176,7 @@ func TestDecide(t *testing.T) {
 		{"adopted before, last message gone", func(f *findings) {
 			f.checkpoint.Sequence, f.checkpoint.Position, f.checkpoint.XID, f.last = 103, event.Position{}, 0, nil
 			f.tail = nil
-		}, want{base: 103, skip: 2}},
+		}, want{base: 105, gone: 2}},
 		{
 			"new system id, stream drained to the checkpoint", func(f *findings) { f.origin.SystemID, f.lastSeq = "new", 100 },
 			want{base: 100},
@@ -290,13 +290,39 @@ func TestDecide(t *testing.T) {
 		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
 
 		{
-			"gone: counts off", gone,
-			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof},
+			"gone: asks for the next events", gone,
+			want{after: at(2, 0x3000), gone: 5, base: 105, proof: proof},
 		},
 		{
 			"gone, no transaction in the checkpoint", func(f *findings) { gone(f); f.checkpoint.XID = 0 },
-			want{after: at(2, 0x3000), skip: 5, base: 100},
+			want{after: at(2, 0x3000), gone: 5, base: 105},
 		},
+		{"gone, drained before", func(f *findings) {
+			gone(f)
+			f.checkpoint.Drained = true
+		}, want{after: at(2, 0x3000), base: 105, proof: proof}},
+		{"gone, drained before, then tables changed", func(f *findings) {
+			gone(f)
+			f.checkpoint.Drained, f.origin.Fingerprint = true, "more tables"
+		}, want{after: at(2, 0x3000), base: 105}},
+		{"gone, but events after the checkpoint are left", func(f *findings) {
+			f.last, f.tail = nil, f.tail[:3]
+		}, want{after: at(2, 0x3300), gone: 2, base: 105, proof: proof}},
+		{"gone, and this process had nothing in flight", func(f *findings) {
+			gone(f)
+			f.reached = &reached{sequence: 102, position: at(2, 0x3200), settled: true}
+		}, want{after: at(2, 0x3200), base: 105, proof: proof}},
+		{"gone, and this process had more in flight", func(f *findings) {
+			gone(f)
+			f.reached = &reached{sequence: 102, position: at(2, 0x3200)}
+		}, want{after: at(2, 0x3200), gone: 3, base: 105, proof: proof}},
+		{"an event was refused, and a later one is stored", func(f *findings) {
+			f.reached = &reached{sequence: 102, position: at(2, 0x3200), settled: true, refused: true}
+		}, want{class: event.Lost, text: "the event after sequence 102 of stream \"orders\" was refused, and the one at sequence 103 was stored all the same"}},
+		{"the same, accepted", func(f *findings) {
+			f.reached = &reached{sequence: 102, position: at(2, 0x3200), settled: true, refused: true}
+			f.acceptGap = true
+		}, want{after: at(2, 0x4000), base: 105, proof: proof}},
 		{
 			"gone, tables changed", func(f *findings) { gone(f); f.origin.Fingerprint = "more tables" },
 			want{class: event.Lost, text: "publications or tables were changed"},
@@ -317,7 +343,7 @@ func TestDecide(t *testing.T) {
 		{"gone, promoted before the checkpoint was written", func(f *findings) {
 			gone(f)
 			f.checkpoint.Position = at(1, 0x0F00)
-		}, want{after: at(1, 0x0F00), skip: 5, base: 100}},
+		}, want{after: at(1, 0x0F00), gone: 5, base: 105}},
 		{
 			"gone, and the server's WAL ends before the checkpoint", func(f *findings) { gone(f); f.origin.WALEnd = 0x3000 },
 			want{class: event.Lost, text: "ends at 0/3000"},
@@ -351,8 +377,8 @@ func TestDecide(t *testing.T) {
 			want{after: at(2, 0x2900), base: 90, proof: proofOf(earlier(80, 0x2800, nil))},
 		},
 		{
-			"forgotten, last message gone: counts from the earlier checkpoint", func(f *findings) { forgetful(f); f.last = nil },
-			want{after: at(2, 0x2800), skip: 10, base: 80, proof: proofOf(earlier(80, 0x2800, nil))},
+			"forgotten, last message gone: asks from the earlier checkpoint on", func(f *findings) { forgetful(f); f.last = nil },
+			want{after: at(2, 0x2800), gone: 10, base: 90, proof: proofOf(earlier(80, 0x2800, nil))},
 		},
 		{"forgotten, but the WAL after the earlier checkpoints is confirmed", func(f *findings) {
 			forgetful(f)
@@ -395,7 +421,7 @@ func TestDecide(t *testing.T) {
 		{"forgotten, the earlier checkpoint covers only by its position", func(f *findings) {
 			forgetful(f)
 			f.last, f.origin.ConfirmedFlush, f.earlier[2].Confirm = nil, 0x2800, 0x2700
-		}, want{after: at(2, 0x2800), skip: 10, base: 80, proof: &event.Checkpoint{Position: at(2, 0x2800), XID: 80, CommitTime: commitAt, Confirm: 0x2700}}},
+		}, want{after: at(2, 0x2800), gone: 10, base: 90, proof: &event.Checkpoint{Position: at(2, 0x2800), XID: 80, CommitTime: commitAt, Confirm: 0x2700}}},
 		{"forgotten, the earlier checkpoint is of a timeline that ended before the confirmed LSN", func(f *findings) {
 			forgetful(f)
 			f.last = nil
@@ -412,8 +438,8 @@ func TestDecide(t *testing.T) {
 			want{after: at(2, 0x4000), base: 105, proof: proof},
 		},
 		{
-			"the same, last message gone: counts from the checkpoint", func(f *findings) { f.acked, f.last, f.tail, f.earlier = 110, nil, nil, []record{*f.checkpoint} },
-			want{after: at(2, 0x3000), skip: 5, base: 100, proof: proof},
+			"the same, last message gone: asks from the checkpoint on", func(f *findings) { f.acked, f.last, f.tail, f.earlier = 110, nil, nil, []record{*f.checkpoint} },
+			want{after: at(2, 0x3000), gone: 5, base: 105, proof: proof},
 		},
 		{"the same, and the WAL is confirmed past it", func(f *findings) {
 			f.acked, f.origin.ConfirmedFlush, f.earlier = 110, 0x4800, []record{*f.checkpoint}
@@ -472,7 +498,7 @@ func TestDecide(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := event.Resume{After: c.want.after, Skip: c.want.skip, Proof: c.want.proof}
+			want := event.Resume{After: c.want.after, Gone: c.want.gone, Proof: c.want.proof}
 			if !reflect.DeepEqual(d.resume, want) || d.base != c.want.base {
 				t.Fatalf("got %+v proof %+v base %d\nwant %+v proof %+v base %d", d.resume, d.resume.Proof, d.base, want, want.Proof, c.want.base)
 			}
@@ -522,7 +548,7 @@ func TestClaimIsRepeatable(t *testing.T) {
 			if err != nil {
 				t.Fatalf("second: %v", err)
 			}
-			if second.resume.After != first.resume.After || second.resume.Skip != 0 || second.base != first.base {
+			if second.resume.After != first.resume.After || second.resume.Gone != 0 || second.base != first.base {
 				t.Fatalf("first %+v base %d, second %+v base %d", first.resume, first.base, second.resume, second.base)
 			}
 		})

@@ -73,9 +73,9 @@ type Session struct {
 	// Of the goroutine that appends.
 	frames   *framer
 	out      []byte
-	lastSeq  uint64 // of the stream when the session began
-	appended uint64 // events appended since
-	skip     uint64
+	lastSeq  uint64         // of the stream when the session began
+	after    event.Position // of the event there
+	appended uint64         // events appended since
 	hold     hold
 	bytes    uint64 // appended bytes
 	window   []inFlight
@@ -101,6 +101,8 @@ type Session struct {
 	progress     uint64
 	progressTime time.Time
 	idle         bool // nothing was in flight at the last tick
+
+	recall recalled // where Resume.Gone is set, until Resumed
 
 	// Of whoever writes checkpoints.
 	base     uint64
@@ -138,8 +140,8 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	if err := s.loadHeld(ctx); err != nil {
 		return event.Resume{}, err
 	}
-	if r := claim(f, d, s.o.Window); d.resume.Skip > 0 && d.from == f.checkpoint {
-		s.current = r
+	if r := claim(f, d, s.o.Window); d.resume.Gone > 0 {
+		s.current, s.recall = r, recalled{f, d, f.lastSeq - d.resume.Gone}
 	} else if err := s.writeCheckpoint(ctx, r); err != nil {
 		return event.Resume{}, err
 	}
@@ -163,7 +165,7 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	}
 	s.p.again += d.again
 	s.again = s.p.again
-	s.lastSeq, s.base, s.skip = f.lastSeq, d.base, d.resume.Skip
+	s.lastSeq, s.base, s.after = f.lastSeq, d.base, d.resume.After
 	s.window = make([]inFlight, s.o.Window+1)
 	s.pace.init(uint64(s.o.Window), s.mode)
 	if s.o.Meter != nil {
@@ -184,6 +186,9 @@ func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, de
 	// of the end, as if the stream had lost messages.
 	if f.checkpoint, err = s.readCheckpoint(ctx); err != nil {
 		return f, decision{}, err
+	}
+	if p := s.p.reached; p != nil && (f.checkpoint == nil || p.revision == s.revision) {
+		f.reached = p
 	}
 	if err := s.readEnd(ctx, &f); err != nil {
 		return f, decision{}, err
@@ -218,7 +223,7 @@ func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, de
 		}
 	}
 	d, err := decide(f)
-	if err == nil && d.resume.After.IsZero() && d.resume.Skip == 0 && f.lastSeq > 0 && !origin.Backfill {
+	if err == nil && d.resume.After.IsZero() && d.resume.Gone == 0 && f.lastSeq > 0 && !origin.Backfill {
 		d.resume.Stored, err = s.storedSince(ctx, origin.ConfirmedFlush, f.lastSeq)
 	}
 	return f, d, err
@@ -557,7 +562,7 @@ func (s *Session) bytesUpTo(n uint64) uint64 {
 }
 
 // Settled implements relay.Sink.
-func (s *Session) Settled() uint64 { return s.skip + s.acked.Load() }
+func (s *Session) Settled() uint64 { return s.acked.Load() }
 
 // WaitRoom implements relay.Sink. It waits for a quarter of the window, so
 // that the two goroutines do not take turns event by event.
@@ -587,10 +592,7 @@ func (s *Session) WaitSettled(ctx context.Context, n uint64) error {
 	if err := s.Flush(); err != nil {
 		return err
 	}
-	if n <= s.skip {
-		return nil
-	}
-	return s.wait(ctx, min(n-s.skip, s.appended))
+	return s.wait(ctx, min(n, s.appended))
 }
 
 func (s *Session) wait(ctx context.Context, n uint64) error {
@@ -758,6 +760,7 @@ func (s *Session) Close() error {
 			s.p.acked = s.stored.Load()
 		}
 		s.p.again = s.again - min(s.again, acked)
+		s.leave(acked)
 	}
 	select {
 	case <-s.failed:

@@ -27,7 +27,7 @@ func TestSessionStoresEverythingInOrder(t *testing.T) {
 	events[11].Payload = make([]byte, 900<<10)
 	events[12].Payload = make([]byte, directPayload)
 	r := begin(t, p)
-	if r.resume.Skip != 0 || !r.resume.After.IsZero() || r.resume.Proof != nil {
+	if r.resume.Gone != 0 || !r.resume.After.IsZero() || r.resume.Proof != nil {
 		t.Fatalf("resume on an empty stream: %+v", r.resume)
 	}
 	// The ticker is another goroutine.
@@ -83,7 +83,7 @@ func TestSessionStoresEverythingInOrder(t *testing.T) {
 	}
 
 	r = begin(t, p)
-	if r.resume.After != last.Position || r.resume.Skip != 0 || r.resume.Proof == nil || r.resume.Proof.XID != last.XID {
+	if r.resume.After != last.Position || r.resume.Gone != 0 || r.resume.Proof == nil || r.resume.Proof.XID != last.XID {
 		t.Fatalf("second resume: %+v", r.resume)
 	}
 }
@@ -700,57 +700,6 @@ func TestDuplicateInAnotherStreamIsNoTwin(t *testing.T) {
 	}
 }
 
-func TestPurgedStreamIsCountedOff(t *testing.T) {
-	n := harness.RunNATS(t, harness.NATSOptions{})
-	o := optionsFor(n, "purged")
-	p := newPublisher(t, o)
-	events := numberedLog(o.Stream, 15)
-	r := begin(t, p)
-	if err := r.publish(t.Context(), events[:10]); err != nil {
-		t.Fatal(err)
-	}
-	c := event.Checkpoint{Events: 4, Position: events[3].Position, XID: 4, CommitTime: commitAt, Confirm: events[3].Position.Commit + 0x20}
-	if err := r.Checkpoint(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
-	r.Close()
-	st, err := n.JetStream(t).Stream(t.Context(), o.Stream)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := st.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		r = begin(t, p)
-		if r.resume.After != events[3].Position || r.resume.Skip != 6 || r.resume.Proof == nil || r.resume.Proof.XID != 4 {
-			t.Fatalf("got %+v, want to skip 6 after %s", r.resume, events[3].Position)
-		}
-		if r.Settled() != 6 {
-			t.Fatalf("settled %d", r.Settled())
-		}
-		r.Close()
-	}
-	r = begin(t, p)
-	// A checkpoint in the middle of counting is as good.
-	if err := r.Checkpoint(t.Context(), event.Checkpoint{Events: 2, Position: events[5].Position, XID: 6, CommitTime: commitAt, Confirm: events[5].Position.Commit + 0x20}); err != nil {
-		t.Fatal(err)
-	}
-	r.Close()
-	r = begin(t, p)
-	if r.resume.After != events[5].Position || r.resume.Skip != 4 {
-		t.Fatalf("got %+v, want to skip 4 after %s", r.resume, events[5].Position)
-	}
-	if err := r.publish(t.Context(), events); err != nil {
-		t.Fatal(err)
-	}
-	got := stored(t, n, o.Stream)
-	same(t, got, events[10:])
-	if got[0].Sequence != 11 {
-		t.Fatalf("sequence %d", got[0].Sequence)
-	}
-}
-
 func TestCheckpointOfAnotherWriterIsNotOverwritten(t *testing.T) {
 	n := harness.RunNATS(t, harness.NATSOptions{})
 	o := optionsFor(n, "cas")
@@ -866,7 +815,7 @@ func TestCheckpointHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = begin(t, p)
-	if r.resume.After != events[8].Position || r.resume.Skip != 0 {
+	if r.resume.After != events[8].Position || r.resume.Gone != 0 {
 		t.Fatalf("got %+v", r.resume)
 	}
 	r.Close()

@@ -50,6 +50,9 @@ func (f findings) unclaimed(d decision) (decision, error) {
 	}
 	switch {
 	case known:
+		if err := f.slotPassed(f.own.sequence, f.own.position); err != nil {
+			return d, err
+		}
 		d.note("the stream has no checkpoint, resuming after the last event in it",
 			"position", f.own.position.String(), "sequence", f.own.sequence)
 		d.resume.After, d.base = f.own.position, f.own.sequence

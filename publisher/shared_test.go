@@ -334,7 +334,7 @@ func TestSharedStreamIsResumedAmongOthersMessages(t *testing.T) {
 	others(t, n, o.Stream, 1500) // more than a chunk
 
 	r = begin(t, newPublisher(t, o))
-	if r.resume.After != events[39].Position || r.resume.AfterID != string(events[39].ID) || r.resume.Proof == nil || r.resume.Skip != 0 {
+	if r.resume.After != events[39].Position || r.resume.AfterID != string(events[39].ID) || r.resume.Proof == nil || r.resume.Gone != 0 {
 		t.Fatalf("resume: %+v", r.resume)
 	}
 	if err := r.publish(t.Context(), events); err != nil {

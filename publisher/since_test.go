@@ -15,8 +15,8 @@ func TestSinceIsTheBeginningOfAnUnbrokenRead(t *testing.T) {
 	}{
 		"the next session":  {func(*findings, *decision) {}, was},
 		"after a promotion": {func(f *findings, _ *decision) { f.checkpoint.Timeline = 1 }, was},
-		"events counted off": {func(f *findings, d *decision) {
-			d.resume.Skip, d.from = 3, &record{Owner: f.checkpoint.Owner, Since: &event.Mark{}}
+		"messages that are gone": {func(f *findings, d *decision) {
+			d.resume.Gone, d.from = 3, &record{Owner: f.checkpoint.Owner, Since: &event.Mark{}}
 		}, was},
 		"everything was sent":   {func(f *findings, _ *decision) { f.checkpoint.Since = &event.Mark{} }, &event.Mark{}},
 		"the first session":     {func(f *findings, _ *decision) { f.checkpoint = nil }, now},
@@ -49,7 +49,7 @@ func TestSinceIsTheBeginningOfAnUnbrokenRead(t *testing.T) {
 func TestPassForgetsSince(t *testing.T) {
 	f := usual()
 	f.checkpoint.Since = &event.Mark{}
-	r, err := pass(f, decision{base: f.lastSeq}, event.Checkpoint{}, 0x8000)
+	r, err := pass(f, decision{base: f.lastSeq}, 0x8000)
 	if err != nil || r.Since != nil {
 		t.Errorf("got %v, %v", r.Since, err)
 	}

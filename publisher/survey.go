@@ -87,10 +87,8 @@ func (p *Publisher) Survey(ctx context.Context, origin event.Origin) (Survey, er
 // and the next session takes that for intended. Nobody may publish meanwhile:
 // a relay that writes a checkpoint in between makes it fail.
 //
-// stored is the last event that is stored, by its place in the log, where
-// Resume.Skip of the survey says that its message is gone. It reports whether
-// there was a checkpoint to move; without one, none is needed.
-func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.Checkpoint, to event.LSN) (bool, error) {
+// It reports whether there was a checkpoint to move; without one, none is needed.
+func (p *Publisher) Pass(ctx context.Context, origin event.Origin, to event.LSN) (bool, error) {
 	s, err := p.look(ctx)
 	if err != nil {
 		return false, p.classifyConnect(err)
@@ -103,7 +101,7 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.
 	if f.checkpoint == nil {
 		return false, nil
 	}
-	r, err := pass(f, d, stored, to)
+	r, err := pass(f, d, to)
 	if err != nil {
 		return false, err
 	}
@@ -114,19 +112,17 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.
 }
 
 // pass is the checkpoint at the end of the stream that lets the slot be
-// confirmed up to an LSN. Sequence and position agree, so that the next session
-// has nothing left to count off in a log that begins later.
-func pass(f findings, d decision, stored event.Checkpoint, to event.LSN) (record, error) {
+// confirmed up to an LSN. Messages that are gone have to be accounted for first: by
+// the WAL that would be skipped.
+func pass(f findings, d decision, to event.LSN) (record, error) {
 	r := claim(f, d, f.checkpoint.Window)
 	r.Tables = f.checkpoint.Tables // nobody looked at the publications
-	r.Since = nil                  // what is passed over is not stored
-	if d.resume.Skip > 0 {
-		if stored.Events != d.resume.Skip {
-			return r, event.Fail(event.Lost, "start the relay once as it was before, or advance with --leave-checkpoint",
-				"%d messages of stream %q after the checkpoint are gone, and the slot sends %d of them: they cannot be counted off",
-				d.resume.Skip, f.stream, stored.Events)
-		}
-		r.Position, r.XID, r.CommitTime = stored.Position, stored.XID, stored.CommitTime
+	r.Since = nil                  // what is skipped is not stored
+	r.Drained = f.checkpoint.Drained
+	if d.resume.Gone > 0 {
+		return r, event.Fail(event.Lost, "start walrelay run once, which finds out which events they were, or advance with --leave-checkpoint",
+			"%d messages of stream %q after the last event that is known to be stored are gone: which of the next events they were is not known",
+			d.resume.Gone, f.stream)
 	}
 	r.Sequence = f.lastSeq
 	r.Confirm = max(r.Confirm, to)

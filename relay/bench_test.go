@@ -30,6 +30,7 @@ type bench struct {
 	opened []string // "source" and "sink", in order
 
 	resume    event.Resume
+	recallErr map[string]error
 	window    int
 	confirmed event.LSN
 	shutdown  chan struct{} // closed by the test
@@ -266,6 +267,8 @@ type handSink struct {
 	ticks       int
 	checkpoints []event.Checkpoint
 	suspect     bool
+	recalled    []string
+	resumed     []event.Checkpoint
 
 	// Set by the test.
 	resuming     chan struct{} // Resume blocks until it is closed
@@ -330,6 +333,24 @@ func (s *handSink) Append(ev *event.Event) error {
 	return s.err
 }
 
+// Recall answers that an event is stored, unless the test knows better.
+func (s *handSink) Recall(_ context.Context, ev *event.Event) (uint64, error) {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	if err := s.b.recallErr[string(ev.ID)]; err != nil {
+		return 0, err
+	}
+	s.recalled = append(s.recalled, string(ev.ID))
+	return s.b.resume.Gone - uint64(len(s.recalled)), nil
+}
+
+func (s *handSink) Resumed(_ context.Context, c event.Checkpoint) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.resumed = append(s.resumed, c)
+	return nil
+}
+
 func (s *handSink) Flush() error {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
@@ -346,7 +367,7 @@ func (s *handSink) Full() bool {
 func (s *handSink) Settled() uint64 {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	return s.b.resume.Skip + uint64(s.acked)
+	return uint64(s.acked)
 }
 
 func (s *handSink) WaitSettled(ctx context.Context, n uint64) error {

@@ -652,7 +652,8 @@ type sink struct {
 	redelivering bool // Redeliver has not returned well
 	lastSeq      uint64
 	base         uint64
-	skip         uint64
+	recalled     uint64 // messages up to there are known, while s.left is not 0
+	left         bool
 	appended     uint64
 	sent         atomic.Uint64
 	order        []*change // appended
@@ -789,7 +790,8 @@ func (s *sink) Resume(ctx context.Context, o event.Origin) (event.Resume, error)
 			r.AfterID = w.events[n-1].name
 		}
 	case c != nil:
-		r.After, r.Skip, s.base = c.position, n-c.sequence, c.sequence
+		r.After, r.Gone = c.position, n-c.sequence
+		s.recalled = c.sequence
 	}
 	if c != nil && !r.After.IsZero() && c.xid != 0 && c.position.Commit >= o.ConfirmedFlush {
 		r.Proof = &event.Checkpoint{Position: c.position, XID: c.xid, CommitTime: c.time, Confirm: c.confirm}
@@ -805,13 +807,13 @@ func (s *sink) Resume(ctx context.Context, o event.Origin) (event.Resume, error)
 		s.current.confirm = max(s.current.confirm, c.confirm)
 	}
 	w.settled = max(w.settled, n)
-	if r.Skip > 0 {
+	if r.Gone > 0 {
 		s.current = *c
 	} else {
 		w.keep(s)
 	}
-	s.skip, s.since, s.resumed = r.Skip, time.Now(), true
-	w.noteLocked("resume after sequence %d, %s, skip %d, suspect %v", n, r.After, r.Skip, r.Suspect)
+	s.left, s.since, s.resumed = r.Gone > 0, time.Now(), true
+	w.noteLocked("resume after sequence %d, %s, gone %d, suspect %v", n, r.After, r.Gone, r.Suspect)
 	w.serving.Go(func() { s.serve(s.far) })
 	s.reading.Go(func() { s.read(s.near) })
 	return r, nil
@@ -843,6 +845,45 @@ func (w *world) keep(s *sink) {
 	}
 }
 
+// Recall knows the place of every message, as the dedup window does.
+func (s *sink) Recall(_ context.Context, ev *event.Event) (uint64, error) {
+	leave, err := s.enter("Recall")
+	defer leave()
+	if err != nil {
+		return 0, err
+	}
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !s.left || s.recalled >= s.lastSeq || w.stream[s.recalled].pos != ev.Position {
+		w.brokenLocked("asks for %s, which is not the one after sequence %d", ev.Position, s.recalled)
+		return 0, errFault
+	}
+	s.recalled++
+	return s.lastSeq - s.recalled, nil
+}
+
+func (s *sink) Resumed(_ context.Context, c event.Checkpoint) error {
+	leave, err := s.enter("Resumed")
+	defer leave()
+	if err != nil {
+		return err
+	}
+	w := s.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !s.left || s.recalled != s.lastSeq {
+		w.brokenLocked("resumes after sequence %d of %d", s.recalled, s.lastSeq)
+	}
+	if w.revision != s.revised {
+		return errors.New("wrong revision")
+	}
+	s.left = false
+	s.current.sequence, s.current.position, s.current.xid, s.current.time = s.lastSeq, c.Position, c.XID, c.CommitTime
+	w.keep(s)
+	return nil
+}
+
 func (s *sink) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	if !s.writing.CompareAndSwap(false, true) {
 		s.w.broken("two goroutines in Checkpoint")
@@ -852,6 +893,9 @@ func (s *sink) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 		return err
 	}
 	w := s.w
+	if s.left {
+		w.broken("checkpoint before all gone messages are known")
+	}
 	if c.Events > s.Settled() {
 		w.broken("checkpoint of %d events, %d are settled", c.Events, s.Settled())
 	}
@@ -951,7 +995,7 @@ func (s *sink) Flush() error {
 
 func (s *sink) Full() bool { return s.appended-s.acked.Load() >= s.w.window }
 
-func (s *sink) Settled() uint64 { return s.skip + s.acked.Load() }
+func (s *sink) Settled() uint64 { return s.acked.Load() }
 
 func (s *sink) WaitSettled(ctx context.Context, n uint64) error {
 	leave, err := s.enter("WaitSettled")
@@ -959,8 +1003,8 @@ func (s *sink) WaitSettled(ctx context.Context, n uint64) error {
 	if err != nil {
 		return err
 	}
-	if n > s.skip+s.appended {
-		s.w.broken("waits for %d events of %d", n, s.skip+s.appended)
+	if n > s.appended {
+		s.w.broken("waits for %d events of %d", n, s.appended)
 	}
 	s.flush()
 	return s.wait(ctx, func() bool { return s.Settled() >= n })
@@ -1004,7 +1048,7 @@ func (s *sink) Park(ctx context.Context, ev *event.Event, why *event.Poison) err
 		return err
 	}
 	w := s.w
-	if s.acked.Load() != s.appended || s.Settled() != s.skip+s.appended {
+	if s.acked.Load() != s.appended {
 		w.broken("parks with %d of %d events settled", s.acked.Load(), s.appended)
 	}
 	c := w.named[string(ev.ID)]

@@ -50,6 +50,15 @@ type Sink interface {
 	// for a few round trips.
 	Resume(ctx context.Context, origin event.Origin) (event.Resume, error)
 
+	// Recall asks whether ev is stored, whose message is gone. While Resume.Gone is set it is
+	// called for each event after Resume.After, in order, and nothing is appended.
+	// It returns how many gone messages are left to account for, or an error
+	// when it cannot be known whether ev is stored. It blocks for a round trip or two.
+	Recall(ctx context.Context, ev *event.Event) (left uint64, err error)
+
+	// Resumed ends that: c is the last event that is stored. It blocks until that is recorded.
+	Resumed(ctx context.Context, c event.Checkpoint) error
+
 	// Append adds ev to the out-buffer as the next link of the chain. It does
 	// not keep ev. When the out-buffer is full it writes, which blocks while
 	// the server does not read, until Tick finds that it has been too long. An
@@ -64,8 +73,7 @@ type Sink interface {
 	Full() bool
 
 	// Settled is the number of events of this session, in order, whose acks
-	// have arrived; those of Resume.Skip count from the start. It may be called
-	// from any goroutine.
+	// have arrived. It may be called from any goroutine.
 	Settled() uint64
 
 	// WaitSettled blocks until Settled is at least n, or ctx ends. Only the goroutine that

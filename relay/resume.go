@@ -15,12 +15,10 @@ var errDiverged = errors.New("going on with another server, as accepted")
 // resumer drops what the stream holds already when a session starts.
 type resumer struct {
 	event.Resume
-	origin  event.Origin
-	proven  bool   // Proof has reappeared
-	met     bool   // the event of AfterID has
-	skipped uint64 // events counted off
-	dropped uint64 // events dropped by position
-	passed  bool   // an event after Resume.After was seen
+	origin event.Origin
+	proven bool // Proof has reappeared
+	met    bool // the event of AfterID has
+	passed bool // an event after Resume.After was seen
 }
 
 func newResumer(r event.Resume, o event.Origin) resumer {
@@ -34,25 +32,21 @@ func (r *resumer) stored(pos event.Position) bool {
 		return false
 	}
 	if pos.Compare(r.After) <= 0 {
-		r.dropped++
 		return true
 	}
 	r.passed = true
 	return false
 }
 
-// count reports whether the next event is one of those that are stored though
-// their messages are gone.
-func (r *resumer) count() bool {
-	if r.skipped < r.Skip {
-		r.skipped++
-		return true
-	}
-	return false
+// later reports whether rec and all that follows was committed after the session
+// began, so that no earlier session can have published it.
+func (r *resumer) later(rec *event.Record) bool {
+	return max(rec.Confirm, rec.Position.Commit) >= r.origin.WALEnd
 }
 
-// sound reports whether all that has to reappear has. Nothing may be confirmed before.
-func (r *resumer) sound() bool { return r.proven && r.met }
+// sound reports whether all that has to reappear has, and which events are stored is
+// known. Nothing may be confirmed before.
+func (r *resumer) sound() bool { return r.proven && r.met && r.Gone == 0 }
 
 // check looks for what has to reappear.
 func (r *resumer) check(rec *event.Record) error {

@@ -152,11 +152,25 @@ func TestEventsUpToTheLastStoredOneAreDropped(t *testing.T) {
 	}
 }
 
-func TestSkippedEventsAreCountedOff(t *testing.T) {
-	r := newResumer(event.Resume{Skip: 2}, event.Origin{})
-	for i, want := range []bool{true, true, false, false} {
-		if got := r.count(); got != want {
-			t.Errorf("event %d: counted off %v, want %v", i+1, got, want)
+func TestWhatIsLaterThanTheSessionWasNotPublishedBefore(t *testing.T) {
+	r := newResumer(event.Resume{Gone: 2}, event.Origin{WALEnd: 500})
+	for name, c := range map[string]struct {
+		rec  event.Record
+		want bool
+	}{
+		"a row committed before":           {event.Record{Kind: event.Row, Position: event.Position{Timeline: 1, Commit: 499, Change: 400}}, false},
+		"a row committed after":            {event.Record{Kind: event.Row, Position: event.Position{Timeline: 1, Commit: 500, Change: 400}}, true},
+		"a commit that ends before":        {event.Record{Kind: event.Commit, Position: event.Position{Timeline: 1, Commit: 480}, Confirm: 499}, false},
+		"a commit that ends at the end":    {event.Record{Kind: event.Commit, Position: event.Position{Timeline: 1, Commit: 480}, Confirm: 500}, true},
+		"a keepalive in the middle":        {event.Record{Kind: event.Keepalive, Confirm: 499}, false},
+		"a keepalive at the end":           {event.Record{Kind: event.Keepalive, Confirm: 500}, true},
+		"a keepalive within a transaction": {event.Record{Kind: event.Keepalive}, false},
+	} {
+		if got := r.later(&c.rec); got != c.want {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
 		}
+	}
+	if r.sound() {
+		t.Error("events may be confirmed though it is not known which are stored")
 	}
 }

@@ -42,7 +42,7 @@ type session struct {
 	// Of the loop.
 	ev           event.Event
 	resumer      resumer
-	events       uint64           // counted off or appended
+	events       uint64           // appended
 	at           event.Checkpoint // the last of them
 	last         event.Position   // of the last record read
 	alone        bool             // publish the next event alone
@@ -145,7 +145,7 @@ func (r *Relay) runSession(ctx context.Context) (progress bool, err error) {
 	if err != nil && ctx.Err() != nil && event.ClassOf(err) == event.Transient {
 		err = s.left(err)
 	}
-	return s.sink.Settled() > s.resumer.Skip || time.Since(began) > s.o.BackoffMax, err
+	return s.sink.Settled() > 0 || time.Since(began) > s.o.BackoffMax, err
 }
 
 // open opens both sides and finds out where to go on. The side that failed last
@@ -221,7 +221,7 @@ func (s *session) resume(ctx context.Context) error {
 	s.hold.resume(origin, r.After)
 	s.news = []any{
 		"slot", origin.Slot, "timeline", origin.Timeline, "confirmed", confirmed.String(),
-		"wal_end", origin.WALEnd.String(), "after", r.After.String(), "skip", r.Skip,
+		"wal_end", origin.WALEnd.String(), "after", r.After.String(), "gone", r.Gone,
 	}
 	if !s.again {
 		s.announce()
@@ -319,6 +319,11 @@ func (s *session) handle(rec *event.Record) error {
 	if err := s.resumer.check(rec); err != nil {
 		return err
 	}
+	if s.resumer.Gone > 0 && s.resumer.later(rec) {
+		if err := s.resumed(); err != nil {
+			return err
+		}
+	}
 	switch rec.Kind {
 	case event.Row, event.Message:
 		if rec.Position.Compare(s.last) <= 0 {
@@ -404,14 +409,8 @@ func (s *session) publish(rec *event.Record) error {
 	case !ok:
 		return nil
 	}
-	if s.resumer.count() {
-		if s.resumer.skipped == s.resumer.Skip {
-			if err := s.release(); err != nil {
-				return err
-			}
-		}
-		s.placed(rec)
-		return nil
+	if s.resumer.Gone > 0 {
+		return s.recall(rec)
 	}
 	if s.ev.Redelivered() {
 		if err := s.redeliver(poison); err != nil {
@@ -442,6 +441,31 @@ func (s *session) publish(rec *event.Record) error {
 	}
 	s.placed(rec)
 	return s.onward()
+}
+
+// recall drops the record's event, which is stored though its message is gone.
+func (s *session) recall(rec *event.Record) error {
+	left, err := s.sink.Recall(s.waits, &s.ev)
+	if err != nil {
+		return onSide(sinkSide, err)
+	}
+	s.at.Position, s.at.XID, s.at.CommitTime = rec.Position, rec.XID, rec.CommitTime
+	if left > 0 {
+		return nil
+	}
+	if err := s.release(); err != nil {
+		return err
+	}
+	return s.resumed()
+}
+
+// resumed: every event that is stored is known, and the next one is to be published.
+func (s *session) resumed() error {
+	if err := s.sink.Resumed(s.waits, s.at); err != nil {
+		return onSide(sinkSide, err)
+	}
+	s.resumer.Gone = 0
+	return nil
 }
 
 // onward makes room for the next event.
@@ -655,6 +679,9 @@ func (s *session) drain(ctx context.Context) error {
 		if err = s.lastSettle(ctx); err == nil && s.inFlight() > 0 {
 			err = errRedelivery
 		}
+		if err == nil && s.resumer.sound() {
+			err = onSide(sinkSide, s.sink.Checkpoint(limit, s.final()))
+		}
 	} else if s.sinkFailed() {
 		err = context.Cause(s.ctx)
 	}
@@ -671,7 +698,7 @@ func (s *session) drain(ctx context.Context) error {
 func (s *session) remember(ctx context.Context, err error) {
 	var at *sideError
 	if !errors.As(err, &at) || at.side != sourceSide || ctx.Err() != nil || s.events == 0 ||
-		!s.resumer.sound() || s.resumer.skipped < s.resumer.Skip {
+		!s.resumer.sound() {
 		return
 	}
 	limit, cancel := context.WithTimeout(ctx, rememberLimit)
@@ -681,11 +708,16 @@ func (s *session) remember(ctx context.Context, err error) {
 		return
 	}
 	s.stopTicker()
-	c := s.at
-	c.Events, c.Confirm = s.events, s.recorded
-	if err := s.sink.Checkpoint(limit, c); err != nil {
+	if err := s.sink.Checkpoint(limit, s.final()); err != nil {
 		s.log.Debug("the last events are in no checkpoint", "err", err)
 	}
+}
+
+// final is the checkpoint of a session that has nothing in flight and sends nothing more.
+func (s *session) final() event.Checkpoint {
+	c := s.at
+	c.Events, c.Confirm, c.Drained = s.events, s.recorded, true
+	return c
 }
 
 // lastSettle takes over from the ticker, which may be at work: what it has
@@ -742,8 +774,7 @@ func (s *session) left(err error) error {
 	return nil
 }
 
-// inFlight is the number of events that are not settled. While events are
-// counted off, more are settled than were read.
+// inFlight is the number of events that are not settled.
 func (s *session) inFlight() uint64 {
 	n := s.events
 	if s.redelivering {

@@ -267,9 +267,9 @@ func TestSuspectSessionPublishesTheFirstEventAlone(t *testing.T) {
 	})
 }
 
-func TestResumeDropsAndCountsOff(t *testing.T) {
+func TestResumeDropsWhatTheSinkRecalls(t *testing.T) {
 	story(t, func(b *bench) {
-		b.resume = event.Resume{After: event.Position{Timeline: 1, Commit: 200, Change: 152}, Skip: 2, Suspect: true}
+		b.resume = event.Resume{After: event.Position{Timeline: 1, Commit: 200, Change: 152}, Gone: 2, Suspect: true}
 		b.run()
 		b.mapErr["d"] = &event.Poison{Reason: event.ReasonContent, Detail: "d"} // parked before, its marker is gone
 		b.source.commit("a", "b")
@@ -279,7 +279,11 @@ func TestResumeDropsAndCountsOff(t *testing.T) {
 			t.Errorf("appended %s, want [e]", got)
 		}
 		b.after(tick)
-		if got := b.sink.kept(); len(got) != 1 || got[0].Events != 2 || got[0].Position != (event.Position{Timeline: 1, Commit: 300, Change: 253}) || got[0].XID != 2 {
+		d := event.Position{Timeline: 1, Commit: 300, Change: 253}
+		if got := b.sink.resumed; len(got) != 1 || got[0].Position != d || got[0].XID != 2 {
+			t.Errorf("resumed %+v", got)
+		}
+		if got := b.sink.kept(); len(got) != 1 || got[0].Events != 0 || got[0].Position != d {
 			t.Errorf("checkpoints %+v", got)
 		}
 		b.sink.ack(1)
@@ -287,6 +291,22 @@ func TestResumeDropsAndCountsOff(t *testing.T) {
 		b.after(tick)
 		if got := b.source.last(); got != end || b.sink.stored() != "[e f]" {
 			t.Errorf("confirmed %s, want %s; appended %s", got, end, b.sink.stored())
+		}
+	})
+}
+
+func TestWhatTheSinkCannotRecallEndsTheRelay(t *testing.T) {
+	story(t, func(b *bench) {
+		b.resume = event.Resume{Gone: 2}
+		b.recallErr = map[string]error{"b": event.Fail(event.Lost, "look", "b may be stored")}
+		b.run()
+		b.source.commit("a")
+		b.source.commit("b", "c")
+		if _, err := b.ended(); event.ClassOf(err) != event.Lost {
+			t.Errorf("got %v", err)
+		}
+		if got := b.sink.stored(); got != "[]" || len(b.sink.kept()) != 0 || b.source.last() != 0 {
+			t.Errorf("appended %s, checkpoints %+v, confirmed %s", got, b.sink.kept(), b.source.last())
 		}
 	})
 }
@@ -478,8 +498,8 @@ func TestDrainLetsTheTickerFinish(t *testing.T) {
 		if _, err := b.ended(); err != nil {
 			t.Error(err)
 		}
-		if got := b.source.last(); got != end || len(b.sink.kept()) != 1 {
-			t.Errorf("confirmed %s with checkpoints %+v, want %s", got, b.sink.kept(), end)
+		if k := b.sink.kept(); b.source.last() != end || len(k) != 2 || k[0].Drained || !k[1].Drained {
+			t.Errorf("confirmed %s with checkpoints %+v, want %s", b.source.last(), k, end)
 		}
 	})
 }
@@ -529,7 +549,7 @@ func TestDrainRecordsWithAConfirmDelay(t *testing.T) {
 		if _, err := b.ended(); err != nil {
 			t.Error(err)
 		}
-		if k := b.sink.kept(); len(k) != 2 || k[1].Confirm != last || b.source.last() != 100 {
+		if k := b.sink.kept(); len(k) != 3 || k[1].Confirm != last || !k[2].Drained || b.source.last() != 100 {
 			t.Errorf("checkpoints %+v, confirmed %s", k, b.source.last())
 		}
 	})
@@ -610,15 +630,17 @@ func TestPostgresGoesAwayDuringDrain(t *testing.T) {
 	}
 }
 
-func TestStopWhileCountingOff(t *testing.T) {
+func TestStopBeforeAllGoneMessagesAreKnown(t *testing.T) {
 	story(t, func(b *bench) {
-		b.resume = event.Resume{Skip: 10}
+		b.resume = event.Resume{Gone: 10}
 		b.run()
 		b.source.commit("a")
-		b.set(func() { b.source.confirmErr = errors.New("broken pipe") })
 		b.stop()
 		if _, err := b.ended(); err != nil {
 			t.Errorf("got %v; everything read is stored", err)
+		}
+		if got := b.sink.kept(); len(got) != 0 || b.source.last() != 100 {
+			t.Errorf("checkpoints %+v, confirmed %s", got, b.source.last())
 		}
 	})
 }

@@ -361,6 +361,8 @@ func (s *takesAll) Flush() error {
 func (s *takesAll) Resume(context.Context, event.Origin) (event.Resume, error) {
 	return event.Resume{}, nil
 }
+func (s *takesAll) Recall(context.Context, *event.Event) (uint64, error)    { return 0, nil }
+func (s *takesAll) Resumed(context.Context, event.Checkpoint) error         { return nil }
 func (s *takesAll) Full() bool                                              { return false }
 func (s *takesAll) Settled() uint64                                         { return s.events.Load() }
 func (s *takesAll) WaitSettled(context.Context, uint64) error               { return s.Flush() }

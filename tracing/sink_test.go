@@ -26,7 +26,7 @@ type fake struct {
 }
 
 func (f *fake) Resume(context.Context, event.Origin) (event.Resume, error) {
-	return event.Resume{Skip: 3}, nil
+	return event.Resume{}, nil
 }
 func (f *fake) Append(*event.Event) error                               { return f.poison }
 func (f *fake) Park(context.Context, *event.Event, *event.Poison) error { return nil }
@@ -58,7 +58,7 @@ func traced(t *testing.T, f func(s relay.Sink, under *fake, spans func() tracete
 			t.Fatal(err)
 		}
 		under := &fake{}
-		under.settled.Store(3)
+		under.settled.Store(0)
 		s := tracer.Wrap(under)
 		if _, err := s.Resume(t.Context(), event.Origin{}); err != nil {
 			t.Fatal(err)
@@ -85,7 +85,7 @@ func TestSpanFromCommitToAck(t *testing.T) {
 			t.Fatalf("%d spans before the ack", n)
 		}
 		acked := time.Now()
-		under.settled.Store(4)
+		under.settled.Store(1)
 		<-time.After(5 * time.Millisecond)
 		all := spans()
 		if len(all) != 1 {
@@ -127,7 +127,7 @@ func TestParentDecidesWhatIsSampled(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		under.settled.Store(3 + 10 + roots)
+		under.settled.Store(10 + roots)
 		<-time.After(5 * time.Millisecond)
 		n := 0
 		for _, got := range spans() {
@@ -153,7 +153,7 @@ func TestSpanOfAParkedEvent(t *testing.T) {
 		if err := s.Park(t.Context(), ev, why); err != nil {
 			t.Fatal(err)
 		}
-		under.settled.Store(4)
+		under.settled.Store(1)
 		<-time.After(5 * time.Millisecond)
 		if all := spans(); len(all) != 1 || all[0].Status.Code != codes.Error || all[0].Status.Description != "parked: too_large" {
 			t.Errorf("spans %+v", all)
@@ -168,7 +168,7 @@ func TestSpansEndWithTheSession(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		under.settled.Store(4)
+		under.settled.Store(1)
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -142,8 +142,8 @@ type checkpointOf struct {
 	origin event.Origin
 }
 
-func (c checkpointOf) Pass(ctx context.Context, stored event.Checkpoint, to event.LSN) (bool, error) {
-	return c.pub.Pass(ctx, c.origin, stored, to)
+func (c checkpointOf) Pass(ctx context.Context, to event.LSN) (bool, error) {
+	return c.pub.Pass(ctx, c.origin, to)
 }
 
 // slotOn advances a slot over a connection.

@@ -60,6 +60,9 @@ copy of the slot, which takes one more of max_replication_slots.`,
 				survey.Resume = event.Resume{}
 				cmd.PrintErrf("note: some of these may be stored already, because the stream does not tell: %v\n", err)
 			}
+			if n := survey.Resume.Gone; n > 0 {
+				cmd.PrintErrf("note: %d messages are gone from the end of the stream: up to as many of the first events may be stored already\n", n)
+			}
 			events, more, err := operate.Peek(ctx, e.log(conn, origin), e.mapper, survey.Resume, limit)
 			if err != nil {
 				return err

@@ -89,7 +89,7 @@ func splitAt(ctx context.Context, cfg *config.Config, conn *pgx.Conn, name strin
 // ahead refuses a stream with events that Postgres would send again. It sends a
 // transaction whose commit record begins at the confirmed LSN or later (SnapBuildXactNeedsSkip).
 func ahead(s publisher.Survey, slot slotmgr.Slot, stream string) error {
-	if s.Resume.Skip == 0 && s.Resume.After.Commit < slot.ConfirmedFlush {
+	if s.Resume.Gone == 0 && s.Resume.After.Commit < slot.ConfirmedFlush {
 		return nil
 	}
 	return event.Fail(event.Precondition,
