@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,8 +41,16 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
+	if err := s.judgeLetters(ctx); err != nil {
+		return err
+	}
 	_, err := s.js.PublishMsg(ctx, m)
 	if refused(err, codeTooLarge) && m.Data != nil {
+		omit()
+		_, err = s.js.PublishMsg(ctx, m)
+	}
+	if refused(err, codeTooLarge) && len(ev.Headers) > 0 {
+		m = s.deadLetter(ev, why, nil)
 		omit()
 		_, err = s.js.PublishMsg(ctx, m)
 	}
@@ -49,11 +58,41 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 		err = nil // stored before a crash
 	}
 	if err != nil {
-		return fmt.Errorf("park event %s in stream %q: %w", excerpt(ev.ID), s.o.DeadLetters, err)
+		return s.unparked(ev, err)
 	}
 	s.sentenced(ev)
 	s.hold.add(ev)
 	return s.appendMarker(ev, why)
+}
+
+// unparked is a failure to store a dead letter, with what helps.
+func (s *Session) unparked(ev *event.Event, err error) error {
+	err = fmt.Errorf("park event %s in stream %q: %w", excerpt(ev.ID), s.o.DeadLetters, err)
+	var api *jetstream.APIError
+	switch {
+	case refused(err, codeTooLarge):
+		return event.Fail(event.Precondition, fmt.Sprintf("nats stream edit %s --max-msg-size -1", s.o.DeadLetters), "%w", err)
+	case errors.As(err, &api) && full(int(api.ErrorCode)):
+		return event.Fail(event.Transient, s.o.roomForLetters(), "%w", err)
+	}
+	return err
+}
+
+// judgeEvery is how often the settings of the dead-letter stream are looked at while events are parked.
+const judgeEvery = time.Second
+
+// judgeLetters looks at the settings of the dead-letter stream again: they may have
+// been changed since the session began, and a dead letter may be all that is left of its event.
+func (s *Session) judgeLetters(ctx context.Context) error {
+	if time.Since(s.judged) < judgeEvery {
+		return nil
+	}
+	st, err := s.js.Stream(ctx, s.o.DeadLetters)
+	if err != nil {
+		return streamError(s.o.DeadLetters, err)
+	}
+	s.judged = time.Now()
+	return s.examine(ofLetters, &st.CachedInfo().Config)
 }
 
 // sentenced forgets what was held against ev, now that it is out of the way.

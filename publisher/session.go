@@ -81,6 +81,7 @@ type Session struct {
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
 	known    knownSubjects
+	judged   time.Time // when the settings of the dead-letter stream were
 
 	mode      Mode
 	batch     batch  // of ModeAtomic

@@ -1,0 +1,123 @@
+package test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walrelay/walrelay/test/harness"
+)
+
+const (
+	letterStream = stream + "_DLQ"
+	bucketStream = "KV_walrelay"
+)
+
+// The dead-letter stream and the bucket are judged like the stream, by run and by check.
+func TestUnfitDeadLetterStreamsAndBuckets(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.createStream(nil)
+	letters := jetstream.StreamConfig{Name: letterStream, Subjects: []string{"walrelay.dlq." + stream + ".>"}}
+	bucket := jetstream.StreamConfig{
+		Name: bucketStream, Subjects: []string{"$KV.walrelay.>"}, MaxMsgsPerSubject: 64, AllowRollup: true, DenyDelete: true, Discard: jetstream.DiscardNew,
+	}
+	for _, c := range []struct {
+		name   string
+		of     jetstream.StreamConfig
+		change func(*jetstream.StreamConfig)
+		detail string
+		remedy string
+	}{
+		{"letters in memory", letters, func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, "in memory", "--dead-letter-stream"},
+		{"letters of interest", letters, func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }, "interest retention", "--retention limits"},
+		{"letters in a work queue", letters, func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy }, "work-queue", "--dead-letter-stream"},
+		{"old letters discarded", letters, func(c *jetstream.StreamConfig) { c.MaxMsgs = 3 }, "max_msgs", "--discard new"},
+		{"async letters", letters, func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode }, "persist_mode async", "--dead-letter-stream"},
+		{"unconfirmed letters", letters, func(c *jetstream.StreamConfig) { c.NoAck = true }, "no_ack", "--ack"},
+		{"unbound letters", letters, func(c *jetstream.StreamConfig) { c.Subjects = []string{"elsewhere"} }, "does not bind", "walrelay.dlq." + stream + ".>"},
+		{"tiny letters", letters, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 }, "max_msg_size 100", "--max-msg-size -1"},
+		{"checkpoints in memory", bucket, func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, "in memory", "--checkpoint-bucket"},
+		{"checkpoints that expire", bucket, func(c *jetstream.StreamConfig) { c.MaxAge = time.Minute }, "max_age", "--max-age 0s"},
+		{"old checkpoints discarded", bucket, func(c *jetstream.StreamConfig) { c.MaxMsgs, c.Discard = 64, jetstream.DiscardOld }, "max_msgs", "--discard new"},
+		{"unconfirmed checkpoints", bucket, func(c *jetstream.StreamConfig) { c.NoAck = true }, "no_ack", "--ack"},
+		{"tiny checkpoints", bucket, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 300 }, "max_msg_size 300", "--max-msg-size -1"},
+	} {
+		for _, name := range []string{letterStream, bucketStream} {
+			if err := r.js.DeleteStream(t.Context(), name); err != nil && !strings.Contains(err.Error(), "not found") {
+				t.Fatal(err)
+			}
+		}
+		config := c.of
+		c.change(&config)
+		_, err := r.js.CreateStream(t.Context(), config)
+		must(t, err)
+		check := r.check()
+		if check.Code != 3 || !strings.Contains(check.Stdout, c.detail) || !strings.Contains(check.Stdout, c.remedy) {
+			t.Errorf("%s: check ended with %d, want 3, %q and %q\n%s%s", c.name, check.Code, c.detail, c.remedy, check.Stdout, check.Stderr)
+		}
+		r.relay.MustStart(t)
+		select {
+		case <-r.relay.Done():
+		case <-time.After(quick):
+			t.Errorf("%s: the relay runs\n%s", c.name, r.relay.Output())
+			must(t, r.relay.Kill())
+			continue
+		}
+		code, err := r.relay.Wait(t.Context())
+		must(t, err)
+		if out := r.relay.Output(); code != 3 || !strings.Contains(out, c.detail) || !strings.Contains(out, c.remedy) {
+			t.Errorf("%s: exit code %d, want 3, %q and %q\n%s", c.name, code, c.detail, c.remedy, out)
+		}
+	}
+}
+
+// check runs the preflight.
+func (r *rig) check() (ran harness.Ran) {
+	return harness.MustRun(r.t, nil, "check", "--dsn", r.dsn, "--nats-url", r.natsURL, "--stream", stream, "--table", r.table, "--slot", slot, "--publication", publication)
+}
+
+// Settings that are changed while the relay runs count, too: it looks before it parks.
+func TestDeadLetterStreamIsJudgedBeforeParking(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*jetstream.StreamConfig)
+		detail string
+	}{
+		"no_ack":      {func(c *jetstream.StreamConfig) { c.NoAck = true }, "no_ack"},
+		"sealed":      {func(c *jetstream.StreamConfig) { c.Sealed = true }, "sealed"},
+		"unbound":     {func(c *jetstream.StreamConfig) { c.Subjects = []string{"elsewhere"} }, "does not bind"},
+		"discard old": {func(c *jetstream.StreamConfig) { c.MaxMsgs = 3 }, "max_msgs"},
+		"interest":    {func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }, "interest"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{args: impatient})
+			r.limited(2000)
+			r.relay.MustStart(t)
+			r.exec(large("a", "one"))
+			r.messages(1)
+			st, err := r.js.Stream(t.Context(), letterStream)
+			must(t, err)
+			config := st.CachedInfo().Config
+			c.change(&config)
+			_, err = r.js.UpdateStream(t.Context(), config)
+			must(t, err)
+			// The second is later than the time for which the settings of the first are taken as known.
+			r.await(quick, "a refusal", func() bool {
+				if r.relay.Running() {
+					r.exec(large("a", fmt.Sprint("more", time.Now().UnixNano())))
+				}
+				return !r.relay.Running()
+			})
+			code, err := r.relay.Wait(t.Context())
+			must(t, err)
+			if out := r.relay.Output(); code != 3 || !strings.Contains(out, c.detail) || !strings.Contains(out, "hint") {
+				t.Errorf("exit code %d, want 3 and %q\n%s", code, c.detail, out)
+			}
+		})
+	}
+}
