@@ -208,6 +208,7 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 		r.Sequence = max(s.current.Sequence, s.places.upTo(c.Events))
 	}
 	r.Confirm = max(r.Confirm, c.Confirm)
+	r.Letters = s.letters.record(c.Events)
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
 	}

@@ -26,6 +26,24 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	if fits, err := s.lastLook(ctx, ev); fits || err != nil {
 		return err
 	}
+	letter, err := s.letterBefore(ctx, ev)
+	if err == nil && letter == 0 {
+		letter, err = s.storeLetter(ctx, ev, why)
+	}
+	if err != nil {
+		return err
+	}
+	s.sentenced(ev)
+	s.hold.add(ev)
+	if err := s.appendMarker(ev, why, letter); err != nil {
+		return err
+	}
+	s.letters.stored(letter, s.skip+s.appended)
+	return nil
+}
+
+// storeLetter stores the dead letter of ev, unless it is there, and returns its sequence.
+func (s *Session) storeLetter(ctx context.Context, ev *event.Event, why *event.Poison) (uint64, error) {
 	m := s.deadLetter(ev, why, ev.Headers)
 	if n := m.Size() - len(m.Subject); n <= 0 || n > min(maxHeaderBytes, s.w.maxPayload) {
 		// The headers are what is wrong with it, by size or by name. The row has them.
@@ -42,27 +60,37 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	if err := s.judgeLetters(ctx); err != nil {
-		return err
+		return 0, err
 	}
-	_, err := s.js.PublishMsg(ctx, m)
+	ack, err := s.js.PublishMsg(ctx, m)
 	if refused(err, codeTooLarge) && m.Data != nil {
 		omit()
-		_, err = s.js.PublishMsg(ctx, m)
+		ack, err = s.js.PublishMsg(ctx, m)
 	}
 	if refused(err, codeTooLarge) && len(ev.Headers) > 0 {
 		m = s.deadLetter(ev, why, nil)
 		omit()
-		_, err = s.js.PublishMsg(ctx, m)
+		ack, err = s.js.PublishMsg(ctx, m)
 	}
 	if refused(err, codeWrongLastSeq) {
-		err = nil // stored before a crash
+		// It was stored before a crash.
+		at, err := s.letter(ctx, m.Subject)
+		if err == nil && at == nil {
+			err = errors.New("it was there and is gone")
+		}
+		if err != nil {
+			return 0, s.unparked(ev, err)
+		}
+		return at.Seq, nil
 	}
 	if err != nil {
-		return s.unparked(ev, err)
+		return 0, s.unparked(ev, err)
 	}
-	s.sentenced(ev)
-	s.hold.add(ev)
-	return s.appendMarker(ev, why)
+	if ack.Sequence <= s.letters.high {
+		return 0, event.Fail(event.Transient, "", "dead-letter stream %q was restored or recreated while the relay runs: its last sequence was %d, and a dead letter got %d",
+			s.o.DeadLetters, s.letters.high, ack.Sequence)
+	}
+	return ack.Sequence, nil
 }
 
 // unparked is a failure to store a dead letter, with what helps.
@@ -159,7 +187,9 @@ func (s *Session) lastLook(ctx context.Context, ev *event.Event) (fits bool, err
 
 // appendMarker puts a marker into the chain in the place of the parked event.
 // Without it, a successor that an earlier session left in a buffer would fit the hole.
-func (s *Session) appendMarker(ev *event.Event, why *event.Poison) error {
+//
+// letter is the sequence of its dead letter, 0 when it has none.
+func (s *Session) appendMarker(ev *event.Event, why *event.Poison, letter uint64) error {
 	pos := ev.Position.String()
 	marker := event.Event{
 		ID:       ev.ID,
@@ -171,6 +201,9 @@ func (s *Session) appendMarker(ev *event.Event, why *event.Poison) error {
 			{Name: event.HeaderTable, Value: []byte(textOf([]byte(ev.Table)))},
 			{Name: event.HeaderReason, Value: []byte(textOf([]byte(why.Error())))},
 		},
+	}
+	if letter > 0 {
+		marker.Headers = append(marker.Headers, event.Header{Name: headerLetter, Value: strconv.AppendUint(nil, letter, 10)})
 	}
 	if s.flight != nil {
 		s.flight.marker = s.appended + 1

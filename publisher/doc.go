@@ -43,6 +43,7 @@
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
+// | letterbox.go | which dead letters have no marker yet, and which are gone   |
 // | letters.go   | reading and removing dead letters, for whoever looks on    |
 // | replay.go    | dead letters that are published after all, runs, the key   |
 // | hold.go      | parking what follows in the same aggregate                 |

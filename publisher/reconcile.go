@@ -49,6 +49,9 @@ type record struct {
 	Backfill     string `json:"backfill,omitempty"`
 	BackfillFrom uint64 `json:"backfill_from,omitempty"`
 	Recovery     bool   `json:"recovery,omitempty"` // it is one of rows that a lost slot was to bring
+
+	// Letters is how far the dead-letter stream was; nil when there was none.
+	Letters *lettersRecord `json:"dead_letters,omitempty"`
 }
 
 // The states of a backfill.

@@ -118,6 +118,7 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, stored event.
 // has nothing left to count off in a log that begins later.
 func pass(f findings, d decision, stored event.Checkpoint, to event.LSN) (record, error) {
 	r := claim(f, d, f.checkpoint.Window)
+	r.Letters = f.checkpoint.Letters
 	r.Tables = f.checkpoint.Tables // nobody looked at the publications
 	r.Since = nil                  // what is passed over is not stored
 	if d.resume.Skip > 0 {

@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,4 +121,89 @@ func TestDeadLetterStreamIsJudgedBeforeParking(t *testing.T) {
 			}
 		})
 	}
+}
+
+// refuseMarkers makes the stream full, so that a dead letter is stored and its marker is not.
+func (r *rig) refuseMarkers() {
+	r.t.Helper()
+	st, err := r.js.Stream(r.t.Context(), stream)
+	must(r.t, err)
+	c := st.CachedInfo().Config
+	c.MaxMsgs, c.Discard = int64(st.CachedInfo().State.Msgs), jetstream.DiscardNew
+	_, err = r.js.UpdateStream(r.t.Context(), c)
+	must(r.t, err)
+}
+
+// takeMarkers ends what refuseMarkers did, with another limit for messages.
+func (r *rig) takeMarkers(limit int32) {
+	r.t.Helper()
+	st, err := r.js.Stream(r.t.Context(), stream)
+	must(r.t, err)
+	c := st.CachedInfo().Config
+	c.MaxMsgs, c.MaxMsgSize = -1, limit
+	_, err = r.js.UpdateStream(r.t.Context(), c)
+	must(r.t, err)
+}
+
+// An event whose dead letter is stored and whose marker is not stays parked, though it would fit by
+// now: published, too, it would be stored twice once the dead letter is replayed.
+func TestDeadLetterWithoutItsMarkerStays(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]string{"park": "park", "park-aggregate": "park-aggregate"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{args: append([]string{"--on-poison", policy}, impatient...)})
+			r.limited(2000)
+			r.relay.MustStart(t)
+			r.exec(into + "values ('order', 'a', 'first', '{}')")
+			r.messages(1)
+			r.refuseMarkers()
+			r.exec(large("a", "large"), into+"values ('order', 'a', 'last', '{}')")
+			r.await(quick, "the dead letter is stored", func() bool { return r.countLetters() == 1 })
+			must(t, r.relay.Kill())
+			r.takeMarkers(100_000)
+			r.relay.MustStart(t)
+			ms := r.messages(3)
+			want, letters := "first ! last", 1
+			if policy == "park-aggregate" {
+				want, letters = "first ! !", 2
+			}
+			if got := outline(ms); got != want || r.countLetters() != letters {
+				t.Fatalf("the stream has %s and there are %d dead letters, want %s and %d", got, r.countLetters(), want, letters)
+			}
+			wantExit(t, r.dlq("replay", "--all", "--yes"), 0, fmt.Sprint(letters, " stored, 0 refused"))
+			got := outline(r.messages(3 + letters))
+			if want := want + " large last"; !strings.HasPrefix(want, got) || r.countLetters() != 0 {
+				t.Fatalf("the stream has %s and there are %d dead letters", got, r.countLetters())
+			}
+			r.ends(0)
+		})
+	}
+}
+
+// A relay that halts on poison names the dead letter; one that was removed holds nothing up.
+func TestDeadLetterWithoutItsMarkerHalts(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{args: impatient})
+	r.limited(2000)
+	r.relay.MustStart(t)
+	r.exec(into + "values ('order', 'a', 'first', '{}')")
+	r.messages(1)
+	r.refuseMarkers()
+	r.exec(large("a", "large"))
+	r.await(quick, "the dead letter is stored", func() bool { return r.countLetters() == 1 })
+	must(t, r.relay.Kill())
+	r.takeMarkers(100_000)
+	halting := harness.NewRelay(t, append(slices.Clone(r.relay.Args), "--on-poison", "halt")...)
+	halting.MustStart(t)
+	halting.MustAwait(t, quick, "has dead letter 1 in stream "+letterStream)
+	if code, err := halting.Wait(t.Context()); code != 4 || err != nil {
+		t.Fatalf("exit code %d, want 4 (%v)\n%s", code, err, halting.Output())
+	}
+	wantExit(t, r.dlq("purge", "--all", "--yes"), 0, "1 dead letters removed")
+	halting.MustStart(t)
+	if got := outline(r.messages(2)); got != "first large" {
+		t.Fatalf("the stream has %s", got)
+	}
+	halting.MustStop(t, quick)
 }
