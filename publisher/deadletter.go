@@ -42,6 +42,17 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 	return nil
 }
 
+// Repark implements relay.Sink.
+func (s *Session) Repark(ctx context.Context, ev *event.Event, why *event.Poison) error {
+	if _, err := s.storeLetter(ctx, ev, why); err != nil {
+		return err
+	}
+	s.hold.add(ev)
+	s.letters.found(ev.Position)
+	s.o.Log.Info("stored a missing dead letter again", "id", excerpt(ev.ID), "table", ev.Table, "position", ev.Position.String(), "dead_letters", s.o.DeadLetters)
+	return nil
+}
+
 // storeLetter stores the dead letter of ev, unless it is there, and returns its sequence.
 func (s *Session) storeLetter(ctx context.Context, ev *event.Event, why *event.Poison) (uint64, error) {
 	m := s.deadLetter(ev, why, ev.Headers)
@@ -90,6 +101,7 @@ func (s *Session) storeLetter(ctx context.Context, ev *event.Event, why *event.P
 		return 0, event.Fail(event.Transient, "", "dead-letter stream %q was restored or recreated while the relay runs: its last sequence was %d, and a dead letter got %d",
 			s.o.DeadLetters, s.letters.high, ack.Sequence)
 	}
+	s.letters.high = ack.Sequence
 	return ack.Sequence, nil
 }
 

@@ -43,7 +43,8 @@
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
-// | letterbox.go | which dead letters have no marker yet, and which are gone   |
+// | letterbox.go | which dead letters have no marker yet                       |
+// | missing.go   | dead letters that their stream has lost                    |
 // | letters.go   | reading and removing dead letters, for whoever looks on    |
 // | replay.go    | dead letters that are published after all, runs, the key   |
 // | hold.go      | parking what follows in the same aggregate                 |

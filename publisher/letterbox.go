@@ -35,11 +35,15 @@ type letterbox struct {
 	until   event.Position                   // the last of waiting
 	high    uint64                           // the newest dead letter's sequence
 
+	missing  map[event.Position]*event.Poison // of parked events, until their dead letters are stored again
+	tolerant bool                             // an operator accepts that some stay missing
+
 	// Shared with the goroutine that writes checkpoints.
 	mu     sync.Mutex
-	stands lettersRecord // of the dead letters whose markers are acked
-	next   uint64        // the newest dead letter, which counts
-	at     uint64        // once so many events of the session are settled
+	stands lettersRecord  // of the dead letters whose markers are acked
+	next   uint64         // the newest dead letter, which counts
+	at     uint64         // once so many events of the session are settled
+	keep   *lettersRecord // stands in the checkpoint while dead letters are missing
 }
 
 // waitingLetter is a dead letter whose marker is missing.
@@ -62,7 +66,10 @@ func (b *letterbox) stored(seq, at uint64) {
 func (b *letterbox) record(events uint64) *lettersRecord {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.stands.Stream == "" {
+	switch {
+	case b.keep != nil:
+		return b.keep
+	case b.stands.Stream == "":
 		return nil
 	}
 	if events >= b.at {
@@ -92,22 +99,24 @@ func (s *Session) surveyLetters(ctx context.Context, f findings, d *decision) er
 	if !s.o.Park && known == nil {
 		return nil // the user may not even read a dead-letter stream
 	}
-	st, err := s.js.Stream(ctx, s.o.DeadLetters)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		if known != nil {
-			s.letters.stands, s.letters.next = *known, known.Sequence
+	info, err := s.lettersInfo(ctx, known)
+	if err != nil {
+		return err
+	}
+	b := &s.letters
+	back := known.thrownBack(info)
+	if back {
+		if err := s.surveyMissing(ctx, f, d, known, info); err != nil {
+			return err
 		}
+	}
+	if info == nil {
 		return nil
 	}
-	if err != nil {
-		return streamError(s.o.DeadLetters, err)
-	}
-	info := st.CachedInfo()
-	b := &s.letters
 	b.high = info.State.LastSeq
 	b.stands = lettersRecord{Stream: s.o.DeadLetters, Created: info.Created, Sequence: b.high}
 	from := uint64(1)
-	if known != nil && known.Created.Equal(info.Created) && d.inTurn(f) {
+	if known != nil && !back && d.inTurn(f) {
 		from = known.Sequence + 1
 	}
 	if !s.looking {
@@ -117,6 +126,29 @@ func (s *Session) surveyLetters(ctx context.Context, f findings, d *decision) er
 	}
 	b.next = b.stands.Sequence
 	return nil
+}
+
+// lettersInfo is the state of the dead-letter stream, nil when there is none. A server that has
+// just become its leader may still be about to apply what it has.
+func (s *Session) lettersInfo(ctx context.Context, known *lettersRecord) (*jetstream.StreamInfo, error) {
+	for try := 0; ; try++ {
+		st, err := s.js.Stream(ctx, s.o.DeadLetters)
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, streamError(s.o.DeadLetters, err)
+		}
+		info := st.CachedInfo()
+		if !known.thrownBack(info) || !known.Created.Equal(info.Created) || info.Config.Replicas < 2 || try == leaderTries {
+			return info, nil
+		}
+		select {
+		case <-time.After(leaderPause):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // inTurn reports whether the session goes on where the checkpoint or a message after

@@ -393,6 +393,11 @@ func (s *Session) Append(ev *event.Event) error {
 	if c := s.p.condemned; c != nil && c.position == ev.Position {
 		return c.why
 	}
+	if len(s.letters.missing) > 0 {
+		if err := s.stillMissing(ev); err != nil {
+			return err
+		}
+	}
 	if len(s.letters.waiting) > 0 {
 		switch p, err := s.parkedBefore(ev); {
 		case err != nil:

@@ -79,6 +79,10 @@ type Sink interface {
 	// to the chain in its stead. Every event before ev must be settled.
 	Park(ctx context.Context, ev *event.Event, why *event.Poison) error
 
+	// Repark stores the dead letter of ev again, whose marker is in the chain, and waits
+	// for its ack. It is called for the events of Resume.Missing.
+	Repark(ctx context.Context, ev *event.Event, why *event.Poison) error
+
 	// Redeliver stores the event of a dead letter after all: it appends ev, waits for
 	// its ack and removes the dead letter. When why is set, or ev cannot be stored,
 	// it leaves the dead letter, appends a marker to the chain in the event's

@@ -2,6 +2,8 @@ package test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -206,4 +208,100 @@ func TestDeadLetterWithoutItsMarkerHalts(t *testing.T) {
 		t.Fatalf("the stream has %s", got)
 	}
 	halting.MustStop(t, quick)
+}
+
+// parkTwice parks one event, calls between with the broker stopped, and parks two more.
+func (r *rig) parkTwice(between func(store string)) {
+	r.t.Helper()
+	r.limited(2000)
+	r.relay.MustStart(r.t)
+	r.exec(large("a", "one"))
+	r.messages(1)
+	r.relay.MustStop(r.t, quick)
+	must(r.t, r.nats.Stop())
+	between(filepath.Join(r.nats.Store(), "jetstream", "$G", "streams", letterStream))
+	r.nats.MustStart(r.t)
+	r.js = r.nats.JetStream(r.t)
+	r.relay.MustStart(r.t)
+	r.exec(large("a", "two"), large("b", "three"), into+"values ('order', 'a', 'four', '{}')")
+	r.messages(4)
+	r.relay.MustStop(r.t, quick)
+}
+
+// A dead-letter stream that is restored from an older copy, or deleted, is noticed. While Postgres
+// has the WAL the dead letters are stored again; otherwise the relay ends with the choice.
+func TestDeadLetterStreamThrownBack(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		delay    string // of confirms
+		recreate bool
+	}{
+		{"restored, WAL there", "1h", false},
+		{"recreated, WAL there", "1h", true},
+		{"restored, WAL gone", "0s", false},
+		{"recreated, WAL gone", "0s", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{args: append([]string{"--confirm-delay", c.delay, "--status-interval", "50ms"}, impatient...)})
+			var store, copied string
+			r.parkTwice(func(dir string) {
+				store, copied = dir, filepath.Join(t.TempDir(), "copy")
+				must(t, os.CopyFS(copied, os.DirFS(dir)))
+			})
+			if c.recreate {
+				must(t, r.js.DeleteStream(t.Context(), letterStream))
+			} else {
+				must(t, r.nats.Stop())
+				must(t, os.RemoveAll(store))
+				must(t, os.CopyFS(store, os.DirFS(copied)))
+				r.nats.MustStart(t)
+				r.js = r.nats.JetStream(t)
+			}
+			left := 1
+			if c.recreate {
+				left = 0
+			}
+			r.relay.MustStart(t)
+			if c.delay == "0s" {
+				code, err := r.relay.Wait(t.Context())
+				if out := r.relay.Output(); err != nil || code != 5 || !strings.Contains(out, "--accept-gap") || !strings.Contains(out, "walrelay replay --id") {
+					t.Fatalf("exit code %d, want 5 with the choice\n%s", code, out)
+				}
+				if check := r.check(); !strings.Contains(check.Stdout, "dead-letter stream \""+letterStream+"\"") || c.recreate != strings.Contains(check.Stdout, "recreated") {
+					t.Errorf("check ended with %d\n%s", check.Code, check.Stdout)
+				}
+				accepting := harness.NewRelay(t, append(slices.Clone(r.relay.Args), "--accept-gap")...)
+				accepting.MustStart(t)
+				r.exec(into + "values ('order', 'a', 'five', '{}')")
+				if got := outline(r.messages(5)); got != "! ! ! four five" || r.countLetters() != left {
+					t.Errorf("the stream has %s, and there are %d dead letters, want %d", got, r.countLetters(), left)
+				}
+				accepting.MustStop(t, quick)
+				r.relay.MustStart(t)
+				r.relay.MustAwait(t, quick, "streaming")
+				r.ends(0)
+				return
+			}
+			r.await(quick, "the dead letters are there again", func() bool { return r.countLetters() == 3 })
+			r.exec(into + "values ('order', 'a', 'five', '{}')")
+			if got := outline(r.messages(5)); got != "! ! ! four five" {
+				t.Errorf("the stream has %s", got)
+			}
+			r.ends(0)
+			// What was stored again is known by the next checkpoint.
+			r.relay.MustStart(t)
+			r.relay.MustAwait(t, quick, "streaming")
+			if strings.Contains(r.relay.Output(), "missing dead letter") {
+				t.Errorf("they are stored again once more\n%s", r.relay.Output())
+			}
+			r.resize(100_000)
+			wantExit(t, r.dlq("replay", "--all", "--yes"), 0, "3 stored, 0 refused")
+			if got := outline(r.messages(8)); got != "! ! ! four five one two three" {
+				t.Errorf("the stream has %s", got)
+			}
+			r.ends(0)
+		})
+	}
 }
