@@ -39,7 +39,35 @@ func (s *Session) Park(ctx context.Context, ev *event.Event, why *event.Poison) 
 		return err
 	}
 	s.letters.stored(letter, s.skip+s.appended)
-	return nil
+	return s.awaitMarker(ctx, ev, letter)
+}
+
+// awaitMarker waits for the ack of the marker. A relay that stood still for so long that another one
+// took over may find the event stored there, which that one could publish: the dead letter that
+// came too late is removed then. The wait outlasts a stop of the relay, as the event would otherwise
+// be in the chain and not counted; Tick ends it when no ack comes.
+func (s *Session) awaitMarker(ctx context.Context, ev *event.Event, letter uint64) error {
+	err := s.Flush()
+	if err == nil {
+		err = s.wait(context.WithoutCancel(ctx), s.appended)
+	}
+	if err == nil || s.o.Shared {
+		return err
+	}
+	// The connection for requests outlives that for messages.
+	m, looked := s.fetch(ctx, s.o.Stream, bySequence{s.lastSeq + s.appended})
+	if looked != nil || m == nil || m.Subject == s.o.markerSubject() {
+		return err
+	}
+	if there := s.messageOf(m); !there.ours || there.position != ev.Position {
+		return err
+	}
+	if gone := s.deleteLetter(ctx, letter); gone != nil {
+		s.o.Log.Warn("a dead letter of a stored event cannot be removed", "dead_letters", s.o.DeadLetters, "sequence", letter, "err", gone)
+		return err
+	}
+	s.o.Log.Warn("another relay has stored the event meanwhile, its dead letter is removed", "id", excerpt(ev.ID), "dead_letters", s.o.DeadLetters, "sequence", letter)
+	return err
 }
 
 // Repark implements relay.Sink.
