@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/test/harness"
 )
 
@@ -304,4 +306,45 @@ func TestDeadLetterStreamThrownBack(t *testing.T) {
 			r.ends(0)
 		})
 	}
+}
+
+// Wherever the relay dies while a limit is raised and lowered, an event is parked or published, never both.
+func TestRelayDiesWhileItParks(t *testing.T) {
+	t.Parallel()
+	const rounds, each = 12, 10
+	seed := rand.Uint64()
+	rng := rand.New(rand.NewPCG(seed, 0))
+	r := newRig(t, rigOptions{args: append([]string{"--max-parked-in-row", "0", "--status-interval", "20ms"}, impatient...)})
+	r.limited(2000)
+	for i := range rounds {
+		r.relay.MustStart(t)
+		for j := range each {
+			r.exec(large("a", fmt.Sprint("e", i*each+j)))
+		}
+		pause(t, time.Duration(rng.IntN(300))*time.Millisecond)
+		must(t, r.relay.Kill())
+		r.resize([]int32{2000, 100_000}[(i+1)%2])
+	}
+	r.relay.MustStart(t)
+	r.relay.MustAwait(t, quick, "streaming")
+	ms := r.messages(rounds * each)
+	letters := map[string]bool{}
+	for _, m := range r.letters() {
+		letters[m.Header.Get(event.HeaderID)] = true
+	}
+	parked, fates := 0, map[string]int{}
+	for _, m := range ms {
+		id := m.Header.Get(event.HeaderID)
+		marker := m.Header.Get(event.HeaderReason) != ""
+		if marker {
+			parked++
+		}
+		if fates[id]++; fates[id] > 1 || marker != letters[id] {
+			t.Errorf("seed %d: event %s: %d messages, a marker: %t, a dead letter: %t", seed, id, fates[id], marker, letters[id])
+		}
+	}
+	if parked != len(letters) || parked == 0 || parked == len(ms) {
+		t.Errorf("seed %d: %d markers and %d dead letters of %d events", seed, parked, len(letters), len(ms))
+	}
+	r.ends(0)
 }
