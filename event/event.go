@@ -175,6 +175,10 @@ type Resume struct {
 	// again: one that has its place here is dropped. It is set where After cannot tell.
 	Stored map[Position]string
 
+	// Missing are parked events at or before After whose dead letters are gone from
+	// their stream, and why they were parked. The dead letters are stored again.
+	Missing map[Position]*Poison
+
 	// AcceptGap says that an operator accepts another server. The next session
 	// says so in its Origin when it is one.
 	AcceptGap bool

@@ -20,7 +20,7 @@ func (s *Session) openBucket(ctx context.Context, l *Line) error {
 		kv, err = s.js.CreateKeyValue(ctx, jetstream.KeyValueConfig{
 			Bucket:      s.o.Bucket,
 			Description: "checkpoints of walrelay, one key a stream",
-			History:     jetstream.KeyValueMaxHistory,
+			History:     leastHistory,
 			Storage:     jetstream.FileStorage,
 			Replicas:    max(s.config.Replicas, 1),
 		})
@@ -29,10 +29,35 @@ func (s *Session) openBucket(ctx context.Context, l *Line) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("checkpoint bucket %q: %w", s.o.Bucket, err)
+		return s.bucketError(err)
 	}
 	s.kv = kv
-	return nil
+	c, err := bucketConfig(ctx, kv)
+	if err != nil {
+		return s.bucketError(err)
+	}
+	return s.examine(ofCheckpoints, c)
+}
+
+// bucketConfig reads the settings of a bucket's stream.
+func bucketConfig(ctx context.Context, kv jetstream.KeyValue) (*jetstream.StreamConfig, error) {
+	status, err := kv.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, ok := status.(*jetstream.KeyValueBucketStatus)
+	if !ok {
+		return nil, fmt.Errorf("status of type %T", status)
+	}
+	return &b.StreamInfo().Config, nil
+}
+
+func (s *Session) bucketError(err error) error {
+	if errors.Is(err, jetstream.ErrBadBucket) {
+		return event.Fail(event.Precondition, fmt.Sprintf("nats stream edit %s --max-msgs-per-subject %d", s.o.bucketStream(), leastHistory),
+			"checkpoint bucket %q: its stream %s has no max_msgs_per_subject, which a bucket needs: %w", s.o.Bucket, s.o.bucketStream(), err)
+	}
+	return fmt.Errorf("checkpoint bucket %q: %w", s.o.Bucket, err)
 }
 
 // storedMessage is a message as the leader's STREAM.MSG.GET returns it.
@@ -187,6 +212,7 @@ func (s *Session) Checkpoint(ctx context.Context, c event.Checkpoint) error {
 	if c.Events > 0 {
 		r.Proven = nil
 	}
+	r.Letters = s.letters.record(c.Events)
 	if c.Position != r.Position {
 		r.Position, r.XID, r.CommitTime = c.Position, c.XID, c.CommitTime
 	}

@@ -37,11 +37,14 @@
 // | stored.go    | which events the stream holds, for backfill and recovery   |
 // | shared.go    | what is decided otherwise on a stream with other writers    |
 // | sharing.go   | and what is read there                                     |
-// | stream.go    | creating and examining the stream                          |
+// | stream.go    | creating and finding the streams                           |
+// | judge.go     | what in the settings of a stream breaks a promise          |
 // | inspect.go   | what the broker holds, for whoever looks on                |
 // | meter.go     | how long events take, for whoever counts                   |
 // | survey.go    | looking at stream and checkpoint without a session         |
 // | deadletter.go| parking an event                                           |
+// | letterbox.go | which dead letters have no marker yet                       |
+// | missing.go   | dead letters that their stream has lost                    |
 // | letters.go   | reading and removing dead letters, for whoever looks on    |
 // | replay.go    | dead letters that are published after all, runs, the key   |
 // | hold.go      | parking what follows in the same aggregate                 |

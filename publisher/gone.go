@@ -223,6 +223,7 @@ func (s *Session) Resumed(ctx context.Context, at event.Checkpoint) error {
 	}
 	d.resume.After, d.resume.Gone, d.base = at.Position, 0, f.lastSeq
 	r := claim(f, d, s.o.Window)
+	r.Letters = s.letters.record(0)
 	if at.XID != 0 {
 		r.XID, r.CommitTime = at.XID, at.CommitTime
 	}

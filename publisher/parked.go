@@ -34,6 +34,9 @@ func (p *Publisher) Parked(ctx context.Context) (*Parked, error) {
 		return nil, p.classifyConnect(err)
 	}
 	defer s.nc.Close()
+	if err := s.trustLetters(ctx); err != nil {
+		return nil, p.classifyConnect(err)
+	}
 	found := &Parked{set: map[parkedKey]struct{}{}}
 	last, err := s.lastLetter(ctx)
 	if err != nil {

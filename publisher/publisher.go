@@ -169,6 +169,9 @@ func (o *Options) markerSubject() string { return "walrelay.parked." + o.Stream 
 // deadLetterPrefix is followed by the key of the aggregate and the position of the parked event.
 func (o *Options) deadLetterPrefix() string { return "walrelay.dlq." + o.Stream + "." }
 
+// letterSubjects are the subjects of all dead letters of the stream.
+func (o *Options) letterSubjects() string { return o.deadLetterPrefix() + "*.*" }
+
 // Line is what a session needs of connections, both to one server.
 type Line struct {
 	nc *nats.Conn

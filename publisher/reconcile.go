@@ -57,6 +57,9 @@ type record struct {
 	// Proven, when set, is the confirm LSN before events were dropped that are
 	// known to be stored by the dedup window alone. No later event is stored yet.
 	Proven *event.LSN `json:"proven,omitempty"`
+
+	// Letters is how far the dead-letter stream was; nil when there was none.
+	Letters *lettersRecord `json:"dead_letters,omitempty"`
 }
 
 // The states of a backfill.

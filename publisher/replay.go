@@ -188,7 +188,7 @@ func (s *Session) Refuse(_ context.Context, ev *event.Event, why *event.Poison) 
 		return errors.New("refuse: events before the refused one are in flight")
 	}
 	s.sentenced(ev)
-	return s.appendMarker(ev, why)
+	return s.appendMarker(ev, why, 0)
 }
 
 // Release implements relay.Sink. What was refused at the event's place has left

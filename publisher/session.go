@@ -81,6 +81,8 @@ type Session struct {
 	window   []inFlight
 	unfitAt  event.Position // of the last event that did not fit the stream's settings
 	known    knownSubjects
+	judged   time.Time // when the settings of the dead-letter stream were
+	letters  letterbox
 
 	mode      Mode
 	batch     batch  // of ModeAtomic
@@ -140,7 +142,8 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	if err := s.loadHeld(ctx); err != nil {
 		return event.Resume{}, err
 	}
-	if r := claim(f, d, s.o.Window); d.resume.Gone > 0 {
+	r := claim(f, d, s.o.Window)
+	if r.Letters = s.letters.record(0); d.resume.Gone > 0 {
 		s.current, s.recall = r, recalled{f, d, f.lastSeq - d.resume.Gone}
 	} else if err := s.writeCheckpoint(ctx, r); err != nil {
 		return event.Resume{}, err
@@ -178,8 +181,8 @@ func (s *Session) Resume(ctx context.Context, origin event.Origin) (event.Resume
 	return d.resume, nil
 }
 
-// survey reads what the stream holds and decides where to go on. It changes nothing.
-func (s *Session) survey(ctx context.Context, origin event.Origin) (findings, decision, error) {
+// surveyStream reads what the stream holds and decides where to go on. It changes nothing.
+func (s *Session) surveyStream(ctx context.Context, origin event.Origin) (findings, decision, error) {
 	f := findings{stream: s.o.Stream, origin: origin, acked: s.p.acked, adopt: s.o.Adopt, acceptGap: s.o.AcceptGap}
 	var err error
 	// The checkpoint first: under a relay that runs it would otherwise be ahead
@@ -394,6 +397,19 @@ func (s *Session) resolveTwin(ctx context.Context, lastSeq uint64) error {
 func (s *Session) Append(ev *event.Event) error {
 	if c := s.p.condemned; c != nil && c.position == ev.Position {
 		return c.why
+	}
+	if len(s.letters.missing) > 0 {
+		if err := s.stillMissing(ev); err != nil {
+			return err
+		}
+	}
+	if len(s.letters.waiting) > 0 {
+		switch p, err := s.parkedBefore(ev); {
+		case err != nil:
+			return s.check(err)
+		case p != nil:
+			return p
+		}
 	}
 	seq := s.lastSeq + s.appended + 1
 	known := s.known.has(ev.Subject)

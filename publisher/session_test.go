@@ -468,7 +468,7 @@ func TestParkStoresADeadLetterAndAMarker(t *testing.T) {
 	if err := r.WaitSettled(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Park(t.Context(), bad, why); err != nil {
+	if _, err := r.storeLetter(t.Context(), bad, why); err != nil {
 		t.Fatal(err)
 	}
 	r.Close() // before the marker is sent
@@ -927,10 +927,7 @@ func TestForbiddenMarkerIsTheOperatorsTask(t *testing.T) {
 	o.Connect = append(o.Connect, natsUser("relay", "secret"))
 	p := newPublisher(t, o)
 	r := begin(t, p)
-	if err := r.Park(t.Context(), numbered(o.Stream, 1), &event.Poison{Reason: event.ReasonContent, Detail: "test"}); err != nil {
-		t.Fatal(err)
-	}
-	err := r.WaitSettled(t.Context(), 1)
+	err := r.Park(t.Context(), numbered(o.Stream, 1), &event.Poison{Reason: event.ReasonContent, Detail: "test"})
 	if event.ClassOf(err) != event.Precondition || !strings.Contains(event.HintOf(err), "walrelay.parked.marker") {
 		t.Fatalf("got class %d, %v", event.ClassOf(err), err)
 	}

@@ -145,6 +145,7 @@ func (s *Session) CompleteBackfill(ctx context.Context, c event.Checkpoint) erro
 	r := s.current
 	r.Sequence = s.base + c.Events
 	r.Backfill = backfillDone
+	r.Letters = s.letters.record(c.Events)
 	if !r.Recovery { // which leaves out what it takes for published
 		r.Since = &event.Mark{}
 	}

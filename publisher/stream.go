@@ -65,9 +65,10 @@ func (s *Session) openStream(ctx context.Context, l *Line) error {
 	info := st.CachedInfo()
 	s.config = info.Config
 	s.created = info.Created
-	if err := s.examine(info); err != nil {
+	if err := s.examine(ofEvents, &s.config); err != nil {
 		return err
 	}
+	s.prepare(&s.config)
 	if !s.o.Park {
 		return nil
 	}
@@ -75,7 +76,7 @@ func (s *Session) openStream(ctx context.Context, l *Line) error {
 }
 
 func (s *Session) openDeadLetters(ctx context.Context, l *Line) error {
-	_, err := l.stream(ctx, s.o.DeadLetters)
+	st, err := l.stream(ctx, s.o.DeadLetters)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		if !s.o.Create {
 			return event.Fail(event.Precondition,
@@ -83,7 +84,7 @@ func (s *Session) openDeadLetters(ctx context.Context, l *Line) error {
 					s.o.DeadLetters, s.o.deadLetterPrefix()),
 				"dead-letter stream %q does not exist", s.o.DeadLetters)
 		}
-		_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
+		st, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
 			Name:        s.o.DeadLetters,
 			Description: "events that walrelay could not store in " + s.o.Stream,
 			Subjects:    []string{s.o.deadLetterPrefix() + ">"},
@@ -93,7 +94,7 @@ func (s *Session) openDeadLetters(ctx context.Context, l *Line) error {
 			AllowDirect: true,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			err = nil
+			st, err = s.js.Stream(ctx, s.o.DeadLetters)
 		}
 		if overlaps(err) {
 			return event.Fail(event.Precondition,
@@ -104,7 +105,7 @@ func (s *Session) openDeadLetters(ctx context.Context, l *Line) error {
 	if err != nil {
 		return streamError(s.o.DeadLetters, err)
 	}
-	return nil
+	return s.examine(ofLetters, &st.CachedInfo().Config)
 }
 
 // overlaps reports whether a stream was refused for subjects that another one has.
@@ -180,65 +181,14 @@ func (s *Session) subjects() []string {
 	return append(append([]string{}, s.o.Subjects...), s.o.markerSubject())
 }
 
-// examine refuses what breaks a promise of the relay and warns about what weakens one.
-func (s *Session) examine(info *jetstream.StreamInfo) error {
-	var errs []error
-	for _, f := range s.o.judge(&info.Config) {
-		switch f.Level {
-		case event.FAIL:
-			errs = append(errs, event.Fail(event.Precondition, f.Remedy, "%s", f.Detail))
-		case event.WARN:
-			s.warn(true, f.Detail, "check", f.Name)
-		case event.OK:
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
+// prepare chooses how messages are published, now that the stream is known to be fit.
+func (s *Session) prepare(c *jetstream.StreamConfig) {
 	// On a clustered server before 2.12 a refused message can leave its id
 	// behind, and the retry is then taken for a duplicate. Without a chain
 	// nothing but the id keeps a message from being stored twice.
-	s.choose(s.o.choose(&info.Config))
-	s.msgIDs = s.o.Shared || info.Config.Replicas < 2 || s.atLeast(2, 12)
+	s.choose(s.o.choose(c))
+	s.msgIDs = s.o.Shared || c.Replicas < 2 || s.atLeast(2, 12)
 	s.warn(!s.msgIDs, "no Nats-Msg-Id on a replicated stream before nats-server 2.12", "server", s.nc.ConnectedServerVersion())
-	return nil
-}
-
-// judge finds what in the stream's settings breaks or weakens a promise.
-func (o *Options) judge(c *jetstream.StreamConfig) event.Findings {
-	var found event.Findings
-	add := func(level event.Level, bad bool, name, what, remedy string) {
-		if bad {
-			found = append(found, event.Finding{Name: name, Level: level, Detail: fmt.Sprintf("stream %q %s", c.Name, what), Remedy: remedy})
-		}
-	}
-	add(event.FAIL, c.NoAck, "no_ack", "has no_ack set: nothing could be confirmed", "nats stream edit "+c.Name+" --ack")
-	add(event.FAIL, c.Sealed, "sealed", "is sealed: it takes no messages", "use another stream")
-	add(event.FAIL, c.Mirror != nil, "mirror", "is a mirror: it takes no messages", "publish to the stream that it mirrors")
-	add(event.FAIL, len(c.Sources) > 0 && !o.Shared, "sources", "has sources: walrelay must be its only writer", "let another stream source both, or share it with --shared-stream")
-	add(event.FAIL, c.Storage == jetstream.MemoryStorage, "storage", "keeps its messages in memory: a restart would lose them", "use a stream with file storage")
-	add(event.FAIL, c.PersistMode == jetstream.AsyncPersistMode, "persist_mode", "has persist_mode async: acked messages could be lost", "use the default persist mode")
-	add(event.FAIL, c.AllowMsgSchedules && !o.Shared, "schedules", "allows message schedules: the server would write to it, too", "use a stream without schedules")
-	add(event.FAIL, c.SubjectDeleteMarkerTTL > 0 && !o.Shared, "delete_markers", "has subject_delete_marker_ttl: the server would write to it, too", "use a stream without delete markers")
-	add(event.FAIL, o.Park && !bound(c.Subjects, o.markerSubject()), "marker",
-		fmt.Sprintf("does not bind %s, the place of parked events", o.markerSubject()),
-		fmt.Sprintf("nats stream edit %s --subjects '%s,%s', or run with --on-poison halt", c.Name, strings.Join(c.Subjects, ","), o.markerSubject()))
-
-	add(event.WARN, c.AllowRollup, "rollup", "allows rollup headers: another client could purge it", "use a stream without --allow-rollup")
-	add(event.WARN, c.Retention == jetstream.InterestPolicy, "retention", "has interest retention: a message without a consumer is acked and not kept", "make the consumers before the relay starts, or use limits retention")
-	add(event.WARN, c.Discard == jetstream.DiscardOld && c.MaxBytes > 0, "discard", "discards old messages at max_bytes, whether or not they were consumed", "nats stream edit "+c.Name+" --discard new, which makes the relay wait instead")
-	add(event.WARN, o.Shared && c.Duplicates < sharedDedup, "shared",
-		fmt.Sprintf("is shared and has a dedup window of only %s: an event that is published again later than that is stored twice", c.Duplicates),
-		fmt.Sprintf("nats stream edit %s --dupe-window %s", c.Name, sharedDedup))
-	found = append(found, o.judgeMode(c)...)
-	for _, f := range o.Subjects {
-		remedy := fmt.Sprintf("nats stream edit %s --subjects '%s'", c.Name, strings.Join(widened(c.Subjects, f), ","))
-		if impossible([]string{f}, o.markerSubject()) != "" {
-			remedy = ownToken
-		}
-		add(event.WARN, !covered(c.Subjects, f), "subjects", fmt.Sprintf("does not bind all subjects of the mapping, such as %s: such events are poison", f), remedy)
-	}
-	return found
 }
 
 // widened adds a filter to those of a stream, in place of those that it covers,

@@ -116,6 +116,7 @@ func (p *Publisher) Pass(ctx context.Context, origin event.Origin, to event.LSN)
 // the WAL that would be skipped.
 func pass(f findings, d decision, to event.LSN) (record, error) {
 	r := claim(f, d, f.checkpoint.Window)
+	r.Letters = f.checkpoint.Letters
 	r.Tables = f.checkpoint.Tables // nobody looked at the publications
 	r.Since = nil                  // what is skipped is not stored
 	r.Drained = f.checkpoint.Drained
@@ -175,7 +176,7 @@ func (p *Publisher) look(ctx context.Context) (_ *Session, err error) {
 		return nil, streamError(p.o.Stream, err)
 	}
 	if s.kv, err = s.js.KeyValue(ctx, p.o.Bucket); err != nil && !errors.Is(err, jetstream.ErrBucketNotFound) {
-		return nil, fmt.Errorf("checkpoint bucket %q: %w", p.o.Bucket, err)
+		return nil, s.bucketError(err)
 	}
 	return s, nil
 }
@@ -239,7 +240,7 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 	default:
 		c := &s.config
 		add(event.OK, "stream", "", "stream %q, %d messages, last sequence %d", c.Name, s.info.State.Msgs, s.info.State.LastSeq)
-		r.Findings = append(r.Findings, p.o.judge(c)...)
+		r.Findings = append(r.Findings, p.o.judge(ofEvents, c, c)...)
 		r.Findings = append(r.Findings, durability(c, confirmDelay), window(c))
 		if c.Replicas > 1 && !s.atLeast(2, 12) {
 			add(event.WARN, "message_id", "use nats-server 2.12 or newer", "replicated streams get no Nats-Msg-Id on nats-server %s", version)
@@ -252,11 +253,24 @@ func (p *Publisher) Check(ctx context.Context, confirmDelay time.Duration) (Repo
 			}
 		}
 	}
+	if s.kv != nil {
+		c, err := bucketConfig(ctx, s.kv)
+		if err != nil {
+			return r, p.classifyConnect(s.bucketError(err))
+		}
+		add(event.OK, "bucket", "", "checkpoint bucket %q", p.o.Bucket)
+		r.Findings = append(r.Findings, p.o.judge(ofCheckpoints, c, &s.config)...)
+	}
 	if p.o.Park {
-		_, err := s.js.Stream(ctx, p.o.DeadLetters)
+		st, err := s.js.Stream(ctx, p.o.DeadLetters)
 		switch {
 		case err == nil:
-			add(event.OK, "dead_letters", "", "dead-letter stream %q", p.o.DeadLetters)
+			info := st.CachedInfo()
+			add(event.OK, "dead_letters", "", "dead-letter stream %q, %d messages", p.o.DeadLetters, info.State.Msgs)
+			r.Findings = append(r.Findings, p.o.judge(ofLetters, &info.Config, &s.config)...)
+			if limit := fullAt(info); limit != "" {
+				add(event.WARN, "dead_letters_full", p.o.roomForLetters(), "dead-letter stream %q is full: it has reached its %s, and the relay waits at the next event that cannot be stored", p.o.DeadLetters, limit)
+			}
 		case errors.Is(err, jetstream.ErrStreamNotFound) && p.o.Create:
 			r.Findings = append(r.Findings, s.creatable(ctx, "dead_letters", p.o.DeadLetters, []string{p.o.deadLetterPrefix() + ">"}, p.o.freeLetters()))
 		case errors.Is(err, jetstream.ErrStreamNotFound):

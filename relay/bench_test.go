@@ -278,7 +278,8 @@ type handSink struct {
 	checkpointed error
 	poison       map[string]bool
 	refusal      *event.Poison // of Redeliver
-	released     []string      // under the bench's lock
+	reparked     []string
+	released     []string // under the bench's lock
 	onTick       func()
 }
 
@@ -408,6 +409,13 @@ func (s *handSink) Park(ctx context.Context, ev *event.Event, _ *event.Poison) e
 		s.b.Errorf("parks %q with %d of %d events settled", ev.ID, s.acked, len(s.names))
 	}
 	s.names = append(s.names, "!"+string(ev.ID))
+	return s.err
+}
+
+func (s *handSink) Repark(_ context.Context, ev *event.Event, _ *event.Poison) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.reparked = append(s.reparked, string(ev.ID))
 	return s.err
 }
 

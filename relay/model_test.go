@@ -1183,6 +1183,11 @@ func (s *sink) Release(ctx context.Context, ev *event.Event) error {
 	return s.remove(ctx, c)
 }
 
+func (s *sink) Repark(_ context.Context, ev *event.Event, _ *event.Poison) error {
+	s.w.broken("parks %q again", ev.ID)
+	return errFault
+}
+
 func (s *sink) Refuse(_ context.Context, ev *event.Event, _ *event.Poison) error {
 	s.w.broken("refuses %q", ev.ID)
 	return errFault

@@ -83,9 +83,13 @@ type Sink interface {
 	// WaitRoom flushes and blocks until Full is false, or ctx ends.
 	WaitRoom(ctx context.Context) error
 
-	// Park stores ev as a dead letter, waits for its ack, and appends a marker
-	// to the chain in its stead. Every event before ev must be settled.
+	// Park stores ev as a dead letter, waits for its ack, appends a marker
+	// to the chain in its stead, and waits for the marker's ack. Every event before ev must be settled.
 	Park(ctx context.Context, ev *event.Event, why *event.Poison) error
+
+	// Repark stores the dead letter of ev again, whose marker is in the chain, and waits
+	// for its ack. It is called for the events of Resume.Missing.
+	Repark(ctx context.Context, ev *event.Event, why *event.Poison) error
 
 	// Redeliver stores the event of a dead letter after all: it appends ev, waits for
 	// its ack and removes the dead letter. When why is set, or ev cannot be stored,

@@ -355,10 +355,14 @@ func (s *session) stored(rec *event.Record) (bool, error) {
 	if s.resumer.stored(rec.Position) {
 		ask := s.resumer.ask(rec.Position)
 		last := rec.Kind == event.Message && rec.Position == s.resumer.After
-		if !ask && !last {
+		why := s.resumer.Missing[rec.Position]
+		if !ask && !last && why == nil {
 			return true, nil
 		}
 		id, err := s.id(rec)
+		if err == nil && why != nil {
+			err = onSide(sinkSide, s.sink.Repark(s.waits, &s.ev, why))
+		}
 		if err == nil && last {
 			err = s.release()
 		}
@@ -372,7 +376,11 @@ func (s *session) stored(rec *event.Record) (bool, error) {
 		return false, nil
 	}
 	id, err := s.id(rec)
-	return string(id) == stored, err
+	same := string(id) == stored
+	if err == nil && same && rec.Kind == event.Message {
+		err = s.release()
+	}
+	return same, err
 }
 
 // id is that of the record's event; nil when it has none or is of no outbox.

@@ -361,13 +361,14 @@ func (s *takesAll) Flush() error {
 func (s *takesAll) Resume(context.Context, event.Origin) (event.Resume, error) {
 	return event.Resume{}, nil
 }
-func (s *takesAll) Recall(context.Context, *event.Event) (uint64, error)    { return 0, nil }
-func (s *takesAll) Resumed(context.Context, event.Checkpoint) error         { return nil }
-func (s *takesAll) Full() bool                                              { return false }
-func (s *takesAll) Settled() uint64                                         { return s.events.Load() }
-func (s *takesAll) WaitSettled(context.Context, uint64) error               { return s.Flush() }
-func (s *takesAll) WaitRoom(context.Context) error                          { return nil }
-func (s *takesAll) Park(context.Context, *event.Event, *event.Poison) error { return nil }
+func (s *takesAll) Recall(context.Context, *event.Event) (uint64, error)      { return 0, nil }
+func (s *takesAll) Resumed(context.Context, event.Checkpoint) error           { return nil }
+func (s *takesAll) Full() bool                                                { return false }
+func (s *takesAll) Settled() uint64                                           { return s.events.Load() }
+func (s *takesAll) WaitSettled(context.Context, uint64) error                 { return s.Flush() }
+func (s *takesAll) WaitRoom(context.Context) error                            { return nil }
+func (s *takesAll) Park(context.Context, *event.Event, *event.Poison) error   { return nil }
+func (s *takesAll) Repark(context.Context, *event.Event, *event.Poison) error { return nil }
 func (s *takesAll) Redeliver(_ context.Context, _ *event.Event, why *event.Poison) (*event.Poison, error) {
 	return why, nil
 }

@@ -93,6 +93,7 @@ var faults = []*fault{
 	{name: "stream full", on: "stream", hold: either(short, long), run: fullStream},
 	{name: "stream purged", on: "stream", hold: moment, run: purge},
 	{name: "poison event", hold: moment, run: poison},
+	{name: "poison until a limit is raised", on: "stream", hold: short, run: raisedLimit},
 }
 
 // outlast is longer than it takes Postgres to give the slot to the other relay.
@@ -346,4 +347,23 @@ func poison(ctx context.Context, w *world, s step) error {
 		w.note("  poison: %v", err)
 	}
 	return nil
+}
+
+// raisedLimit commits events that the stream does not take until its limit is raised: each is
+// parked or stored, never both.
+func raisedLimit(ctx context.Context, w *world, s step) error {
+	err := w.reconfigure(ctx, func(c *jetstream.StreamConfig, _ jetstream.StreamState) { c.MaxMsgSize = 16 << 10 })
+	if err != nil {
+		w.note("  limit: %v", err)
+		return w.lift(ctx)
+	}
+	short, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	for range 3 {
+		if err := w.write(short, "limited", 10, 30_000, 10); err != nil {
+			w.note("  limited: %v", err)
+		}
+	}
+	pause(ctx, s.hold)
+	return w.lift(ctx)
 }

@@ -343,7 +343,7 @@ func (w *world) lift(ctx context.Context) error {
 	var err error
 	if !until(ctx, 50*time.Millisecond, func() bool {
 		err = w.reconfigure(ctx, func(c *jetstream.StreamConfig, _ jetstream.StreamState) {
-			c.MaxMsgs, c.MaxBytes = -1, -1
+			c.MaxMsgs, c.MaxBytes, c.MaxMsgSize = -1, -1, -1
 		})
 		return err == nil || errors.Is(err, jetstream.ErrStreamNotFound)
 	}) {
