@@ -16,6 +16,8 @@ import (
 type decoder struct {
 	timeline uint32
 	history  []event.Switch
+	slot     string // for hints
+	skipped  *Skipped
 
 	relations map[uint32]*event.Relation
 	recent    *event.Relation // of the last row: most rows follow one of their own table
@@ -32,7 +34,7 @@ type decoder struct {
 }
 
 func newDecoder(timeline uint32, history []event.Switch) *decoder {
-	return &decoder{timeline: timeline, history: history, relations: make(map[uint32]*event.Relation)}
+	return &decoder{timeline: timeline, history: history, skipped: new(Skipped), relations: make(map[uint32]*event.Relation)}
 }
 
 // keepalive is the server's primary keepalive message.
@@ -69,7 +71,11 @@ func (d *decoder) data(body []byte) (*event.Record, error) {
 		return nil, malformed("XLogData")
 	}
 	start := event.LSN(binary.BigEndian.Uint64(body[1:]))
-	return d.change(start, body[xlogHeader], reader{b: body[xlogHeader+1:]})
+	rec, err := d.change(start, body[xlogHeader], reader{b: body[xlogHeader+1:]})
+	if err != nil {
+		return nil, d.past(start, err)
+	}
+	return rec, nil
 }
 
 // change decodes the message of a kind whose XLogData starts at start.
@@ -85,12 +91,8 @@ func (d *decoder) change(start event.LSN, kind byte, r reader) (*event.Record, e
 		return nil, d.relation(r)
 	case 'M':
 		return d.message(r)
-	case 'O', 'Y', 'U', 'D', 'T':
-		// Origin, Type, Update, Delete, Truncate: no new row, and nothing that
-		// a later message needs.
-		return nil, nil
 	}
-	return nil, unknown("logical replication message", kind)
+	return nil, d.other(kind, r)
 }
 
 func (d *decoder) begin(r reader) error {

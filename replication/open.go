@@ -40,6 +40,9 @@ type Config struct {
 	// that calls Next calls it.
 	Warn func(text, hint string)
 
+	// Skipped, when set, counts the messages that make no event.
+	Skipped *Skipped
+
 	// Fingerprint is passed on in Origin.
 	Fingerprint string
 }
@@ -178,6 +181,10 @@ func (s *Stream) identify(ctx context.Context, cfg Config, conf *pgconn.Config) 
 	}
 	s.origin.Slot, s.origin.Fingerprint = cfg.Slot, cfg.Fingerprint
 	s.decoder = newDecoder(s.origin.Timeline, s.origin.History)
+	s.decoder.slot = cfg.Slot
+	if cfg.Skipped != nil {
+		s.decoder.skipped = cfg.Skipped
+	}
 	return nil
 }
 

@@ -493,9 +493,6 @@ func (p *preflight) slot() {
 		})
 	}
 	if s.TwoPhase {
-		p.add(Finding{
-			Name: "two_phase", Level: WARN, Detail: fmt.Sprintf("slot %q was created with two_phase, which it keeps for ever and the relay does not use", s.Name),
-			Remedy: fmt.Sprintf("walrelay slot drop %s and create it anew when nothing is left in it", s.Name),
-		})
+		p.add(twoPhase(s))
 	}
 }

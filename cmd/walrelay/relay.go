@@ -44,10 +44,11 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	var watch *watchpost
+	var skipped replication.Skipped
 	var meter publisher.Meter
 	var observer relay.Observer = relay.Unobserved{}
 	if cfg.HTTPAddr != "" {
-		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
+		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub }, skipped.Counts)
 		meter, observer = watch.monitor, watch.monitor
 	}
 	var pruned func(int64, error)
@@ -67,6 +68,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	conf := replicationConfig(cfg, pg, cfg.Slot)
+	conf.Skipped = &skipped
 	conf.Warn = func(text, hint string) {
 		log.Warn("postgres holds events back", "warning", text, "hint", hint)
 	}
