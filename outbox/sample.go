@@ -113,7 +113,7 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 // Advise holds a table against what the mapping needs and what an operator
 // should know of it. A missing table gives no finding: the preflight of the
 // server tells that.
-func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table) (event.Findings, error) {
+func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, publications []string) (event.Findings, error) {
 	rel, err := relationOf(ctx, conn, t)
 	if err != nil {
 		return nil, classify(err, "inspect table %s", t)
@@ -125,7 +125,13 @@ func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table) (event.Find
 	if err != nil {
 		return nil, classify(err, "inspect table %s", t)
 	}
-	if err := m.Check(t, cols); err != nil {
+	err = m.Check(t, cols)
+	if err == nil {
+		if err = withheld(ctx, conn, m, t, cols, publications); err != nil && event.ClassOf(err) != event.Precondition {
+			return nil, err
+		}
+	}
+	if err != nil {
 		return event.Findings{{Name: "mapping", Level: event.FAIL, Detail: err.Error(), Remedy: event.HintOf(err), Class: event.ClassOf(err)}}, nil
 	}
 	var found event.Findings

@@ -1,10 +1,14 @@
 package test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/walrelay/walrelay/event"
 	"github.com/walrelay/walrelay/test/harness"
 )
 
@@ -45,4 +49,145 @@ func TestSlotWithTwoPhaseIsRefusedWithTheWayOut(t *testing.T) {
 	}
 	r.await(10*time.Second, "everything is confirmed", func() bool { return r.unconfirmed() < 1<<16 })
 	r.ends(0)
+}
+
+// A column is renamed while rows wait: each row comes with the columns as they were. Under
+// either name all is drained, and with both names nothing is parked.
+func TestColumnIsRenamedWhileRowsWait(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, alter, then string
+		table             string // of the relay
+		stream            string
+		parked            []string // in the bodies of the dead letters
+		warning           string
+	}{
+		{
+			name: "both names", alter: "alter table outbox rename payload to body", then: "body",
+			table: "public.outbox,payload=body|payload", stream: "one two three",
+		},
+		{
+			name: "the old name", alter: "alter table outbox rename payload to body", then: "body",
+			table: "public.outbox", stream: "one ! !", parked: []string{`"body": "{\"n\": 2}"`, `"body": "{\"n\": 3}"`},
+			warning: "the rows that wait in the slot do",
+		},
+		{
+			name: "the new name", alter: "alter table outbox rename payload to body", then: "body",
+			table: "public.outbox,payload=body", stream: "! two three", parked: []string{`"payload": "{\"n\": 1}"`},
+		},
+		{
+			name: "the id under its new name", alter: "alter table outbox rename id to event_id", then: "payload",
+			table: "public.outbox,id=event_id", stream: "! two three", parked: []string{`"payload": "{\"n\": 1}"`},
+		},
+		{
+			name: "a type that cannot be read", alter: "alter table outbox alter payload type point using null", then: "payload",
+			table: "public.outbox", stream: "one ! !", parked: []string{`"payload": "(1,2)"`, `"payload": "(1,3)"`},
+			warning: "the rows that wait in the slot do",
+		},
+		{
+			name: "another type", alter: "alter table outbox alter payload type text", then: "payload",
+			table: "public.outbox", stream: "one two three",
+		},
+		{
+			name: "dropped", alter: "alter table outbox drop payload, add body jsonb", then: "body",
+			table: "public.outbox,payload=body|payload", stream: "one two three",
+		},
+		{
+			name: "added", alter: "alter table outbox add tenant text default 'acme'", then: "payload",
+			table: "public.outbox,header=tenant", stream: "! two three", parked: []string{`"payload": "{\"n\": 1}"`},
+		},
+		{
+			name: "another schema and name", alter: "create schema s; alter table outbox set schema s; alter table s.outbox rename to events", then: "payload",
+			table: "s.events", stream: "one two three",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{args: []string{"--max-parked-in-row", "5"}})
+			r.exec(into + `values ('order', '1', 'one', '{"n": 1}')`)
+			r.exec(c.alter)
+			name, _, _ := strings.Cut(c.table, ",")
+			for i, event := range []string{"two", "three"} {
+				value := fmt.Sprintf(`{"n": %d}`, i+2)
+				if strings.Contains(c.alter, "point") {
+					value = fmt.Sprintf("(1,%d)", i+2)
+				}
+				r.exec(fmt.Sprintf("insert into %s (aggregate_type, aggregate_id, event_type, %s) values ('order', '1', '%s', '%s')", name, c.then, event, value))
+			}
+			r.relay.Args = with(r.relay.Args, "--table", c.table)
+			r.relay.MustStart(t)
+			if got := outline(r.messages(3)); got != c.stream {
+				t.Errorf("the stream has %s, want %s", got, c.stream)
+			}
+			letters := []*jetstream.RawStreamMsg{}
+			if len(c.parked) > 0 {
+				letters = r.letters()
+			}
+			if len(letters) != len(c.parked) {
+				t.Fatalf("%d dead letters, want %d", len(letters), len(c.parked))
+			}
+			for i, want := range c.parked {
+				if body := string(letters[i].Data); !strings.Contains(body, want) {
+					t.Errorf("dead letter %d has the body %s, want %s in it", i+1, body, want)
+				}
+				if got := letters[i].Header.Get(event.HeaderReason); !strings.Contains(got, "does not fit the mapping") {
+					t.Errorf("dead letter %d is parked for %q", i+1, got)
+				}
+			}
+			if !strings.Contains(r.relay.Output(), c.warning) {
+				t.Errorf("no warning %q\n%s", c.warning, r.relay.Output())
+			}
+			r.await(10*time.Second, "everything is confirmed", func() bool { return r.unconfirmed() < 1<<16 })
+			r.ends(0)
+			if c.warning != "" {
+				return // nothing waits that fits
+			}
+			r.relay.MustStart(t)
+			r.relay.MustAwait(t, quick, "msg=streaming")
+			r.ends(0)
+		})
+	}
+}
+
+// Generated columns are not sent before Postgres 18. init and check refuse them, and rows
+// that lack one are parked.
+func TestGeneratedColumnIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{args: []string{"--max-parked-in-row", "5"}})
+	r.exec(
+		into+`values ('order', '1', 'one', '{}')`,
+		"create table made (seq bigint generated always as identity primary key, id uuid not null default gen_random_uuid(), aggregate_type text not null,"+
+			" aggregate_id text not null, raw text, event_type text not null generated always as (lower(raw)) stored, payload jsonb)",
+	)
+	refused(t, refusal{code: 3, err: `column "event_type" (event_type) of table public.made is generated (stored)`, hint: "publish_generated_columns"},
+		"init", "--apply", "--dsn", r.dsn, "--table", "made", "--publication", publication)
+	r.exec("alter publication walrelay add table made",
+		"insert into made (aggregate_type, aggregate_id, raw, payload) values ('order', '1', 'TWO', '{\"n\": 2}')")
+	args := with(r.relay.Args, "--table", "made")
+	refused(t, refusal{code: 3, err: `column "event_type" is generated (stored)`, hint: "publish_generated_columns"}, args...)
+	ran := harness.MustRun(t, nil, "check", "--dsn", r.dsn, "--nats-url", r.natsURL, "--table", "made", "--slot", slot,
+		"--publication", publication, "--stream", stream, "--create-stream")
+	if ran.Code != 3 || !strings.Contains(ran.Stdout, `column "event_type" is generated (stored)`) {
+		t.Errorf("check: exit code %d\n%s", ran.Code, ran.Stdout)
+	}
+	// The column is an ordinary one from now on; the row in the WAL still lacks it.
+	r.exec("alter table made alter event_type drop expression",
+		"insert into made (aggregate_type, aggregate_id, event_type, payload) values ('order', '1', 'three', '{}')")
+	r.relay.Args = args
+	r.relay.MustStart(t)
+	if got, want := outline(r.messages(2)), "! three"; got != want {
+		t.Errorf("the stream has %s, want %s", got, want)
+	}
+	if body := string(r.letters()[0].Data); !strings.Contains(body, `"raw": "TWO"`) || !strings.Contains(body, `"payload": "{\"n\": 2}"`) {
+		t.Errorf("the dead letter has %s", body)
+	}
+	r.ends(0)
+}
+
+// A column list that leaves out a mapped column is found before a row is.
+func TestColumnListWithoutAMappedColumnIsRefused(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.exec("alter publication walrelay set table outbox (id, seq, aggregate_type, aggregate_id, payload)")
+	refused(t, refusal{code: 3, err: `column "event_type" is not in the column list`, hint: "column to the publication's list"}, r.relay.Args...)
 }

@@ -313,7 +313,7 @@ func (o *sourceOpener) check(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	for _, t := range o.tables {
-		advice, err := outbox.Advise(ctx, conn, o.mapper, t)
+		advice, err := advise(ctx, conn, o.mapper, t, o.want.Slot, o.want.Publications)
 		if err != nil {
 			return err
 		}
