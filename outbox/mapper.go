@@ -359,6 +359,9 @@ func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 			m.misfit(p, rec, ev)
 			break
 		}
+		if rec.Foreign != nil {
+			m.foreign(p, rec)
+		}
 		m.row(p, rec, ev)
 	case event.Message:
 		if rec.Prefix == ReplayPrefix {

@@ -65,6 +65,18 @@ func (m *Mapper) misfit(p *plan, rec *event.Record, ev *event.Event) {
 	ev.Payload = rowJSON(rec)
 }
 
+// foreign finds a mapped value that is no text, and bytes of the database instead. The row is mapped
+// as it is, so that a dead letter has these bytes.
+func (m *Mapper) foreign(p *plan, rec *event.Record) {
+	places := append([]int{p.id, p.aggregateType, p.aggregateID, p.eventType, p.payload, p.headers, p.schemaVersion, p.createdAt, p.contType}, p.columns...)
+	for _, i := range places {
+		if i >= 0 && rec.Foreign[i] {
+			m.poison(event.ReasonContent, "column %q holds bytes that cannot be converted to UTF-8", rec.Relation.Columns[i].Name)
+			return
+		}
+	}
+}
+
 func readableTime(p *plan, rec *event.Record) bool {
 	return p.createdAt >= 0 && readable(roleCreatedAt, rec.Relation.Columns[p.createdAt].Type)
 }

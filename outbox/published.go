@@ -81,7 +81,7 @@ func withheld(ctx context.Context, q querier, m *Mapper, t Table, cols []Column,
 	}
 	return event.Fail(event.Precondition,
 		"map an ordinary column, which a trigger can fill, or add the column to the publication's list; "+
-			"Postgres 18 sends stored generated columns with ALTER PUBLICATION "+ident(strings.Join(publications, ","))+" SET (publish_generated_columns = stored), earlier versions and virtual columns never",
+			"Postgres 18 sends stored generated columns with ALTER PUBLICATION "+ident(firstOf(append(publications, "…")...))+" SET (publish_generated_columns = stored), earlier versions and virtual columns never",
 		"the publication does not send a column of table %s that the mapping needs: %s", t, strings.Join(why, "; "))
 }
 

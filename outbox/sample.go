@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -67,7 +68,14 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 		kinds, strings.Join(texts, ", "), sampleTypes, strings.Join(texts, ", "), has(rolePayload))
 
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, setting := range []string{"client_encoding = 'UTF8'", "datestyle = 'ISO'", "timezone = 'UTC'", "bytea_output = 'hex'"} {
+		client := "UTF8"
+		values := charset.New(conn.PgConn(), &conn.Config().Config)
+		defer values.Close()
+		raw := values.Reads(sql)
+		if raw {
+			client = "SQL_ASCII" // one value that the server cannot convert would end the read
+		}
+		for _, setting := range []string{"client_encoding = '" + client + "'", "datestyle = 'ISO'", "timezone = 'UTC'", "bytea_output = 'hex'"} {
 			if _, err := tx.Exec(ctx, "set local "+setting); err != nil {
 				return err
 			}
@@ -91,6 +99,12 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 			for i, text := range texts {
 				if text != nil {
 					rec.Values[i] = []byte(*text)
+				}
+			}
+			if raw {
+				var err error
+				if rec.Foreign, err = values.Row(rec.Values); err != nil {
+					return err
 				}
 			}
 			ok, err := m.Map(&rec, &ev)

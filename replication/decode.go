@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -16,7 +17,8 @@ import (
 type decoder struct {
 	timeline uint32
 	history  []event.Switch
-	slot     string // for hints
+	slot     string           // for hints
+	charset  *charset.Charset // when values come as the database stores them
 	skipped  *Skipped
 
 	relations map[uint32]*event.Relation
@@ -166,6 +168,13 @@ func (d *decoder) insert(start event.LSN, r reader) (*event.Record, error) {
 	if err := d.place(start); err != nil {
 		return nil, err
 	}
+	var foreign []bool
+	if d.charset != nil {
+		var err error
+		if foreign, err = d.charset.Row(values); err != nil {
+			return nil, err
+		}
+	}
 	d.record = event.Record{
 		Kind:       event.Row,
 		Position:   d.position,
@@ -173,6 +182,7 @@ func (d *decoder) insert(start event.LSN, r reader) (*event.Record, error) {
 		CommitTime: d.time,
 		Relation:   rel,
 		Values:     values,
+		Foreign:    foreign,
 	}
 	return &d.record, nil
 }
@@ -271,6 +281,11 @@ func (d *decoder) relation(r reader) error {
 	}
 	if !r.done() {
 		return malformed("Relation")
+	}
+	if d.charset != nil {
+		if err := d.translate(rel); err != nil {
+			return err
+		}
 	}
 	d.relations[rel.ID] = rel
 	d.recent = nil

@@ -40,6 +40,9 @@ type Config struct {
 	// that calls Next calls it.
 	Warn func(text, hint string)
 
+	// Unconverted, when set, is the same for all sessions of a slot.
+	Unconverted *Unconverted
+
 	// Skipped, when set, counts the messages that make no event.
 	Skipped *Skipped
 
@@ -185,7 +188,8 @@ func (s *Stream) identify(ctx context.Context, cfg Config, conf *pgconn.Config) 
 	if cfg.Skipped != nil {
 		s.decoder.skipped = cfg.Skipped
 	}
-	return nil
+	s.remember = cfg.Unconverted
+	return s.encode(ctx, cfg, conf)
 }
 
 func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) error {

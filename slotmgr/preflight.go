@@ -59,6 +59,7 @@ func Preflight(ctx context.Context, conn *pgx.Conn, want Want) (Findings, error)
 	p := preflight{ctx: ctx, conn: conn, want: want}
 	if p.version() {
 		p.server()
+		p.encoding()
 		p.settings()
 		p.room()
 		p.timeouts()

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -190,4 +191,100 @@ func TestColumnListWithoutAMappedColumnIsRefused(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	r.exec("alter publication walrelay set table outbox (id, seq, aggregate_type, aggregate_id, payload)")
 	refused(t, refusal{code: 3, err: `column "event_type" is not in the column list`, hint: "column to the publication's list"}, r.relay.Args...)
+}
+
+// Bytes that are not UTF-8 are parked as the server has them, and do not stop the relay or
+// any command that reads the slot or the table.
+func TestBytesThatAreNotUTF8AreParked(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		encoding, client string
+		bad              string // as SQL of client writes it, in a payload of text
+		raw              string
+		good, want       string // a payload that is not ASCII, and as it is published
+	}{
+		{"SQL_ASCII", "SQL_ASCII", `E'\xfc'`, "\xfc", `E'\xc3\xbc'`, "ü"},
+		{"WIN1252", "WIN1252", `E'\x81'`, "\x81", `E'\xfc'`, "ü"},
+		{"EUC_JIS_2004", "EUC_JIS_2004", `E'\xa2\xb1'`, "", `E'\xa4\xa2'`, "あ"},
+	} {
+		t.Run(c.encoding, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, rigOptions{
+				args: []string{"--backoff-min", "10ms", "--backoff-max", "50ms"},
+				prepare: func(r *rig) {
+					r.exec("create database encoded encoding '" + c.encoding + "' lc_collate 'C' lc_ctype 'C' template template0")
+					r.dsn = r.pg.DSN("encoded")
+					conn, err := pgxConnect(t.Context(), r.dsn)
+					must(t, err)
+					defer conn.Close(t.Context())
+					_, err = conn.Exec(t.Context(), `create table public.outbox (seq bigint generated always as identity primary key, id uuid not null unique default gen_random_uuid(),
+						aggregate_type text not null, aggregate_id text not null, event_type text not null, payload text, note text)`)
+					must(t, err)
+				},
+			})
+			conn, err := pgxConnect(t.Context(), r.dsn)
+			must(t, err)
+			defer conn.Close(context.Background())
+			write := func(typ, payload, note string) {
+				t.Helper()
+				results := conn.PgConn().Exec(t.Context(), fmt.Sprintf("set client_encoding = '%s'; "+
+					"insert into outbox (aggregate_type, aggregate_id, event_type, payload, note) values ('order', '1', '%s', %s, %s)", c.client, typ, payload, note))
+				_, err := results.ReadAll()
+				must(t, err)
+			}
+			bad := c.bad
+			if c.raw == "" {
+				bad = c.good // an encoding without bytes that cannot be converted
+			}
+			write("one", "'{}'", "null")
+			write("two", bad, "null")
+			write("three", c.good, "null")
+			write("four", "'{}'", bad) // in a column that is not published by name
+			ran := r.must("slot", "peek", slot, "--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table, "--publication", publication, "--stream", stream)
+			if !strings.Contains(ran.Stdout, "four") {
+				t.Errorf("peek shows\n%s%s", ran.Stdout, ran.Stderr)
+			}
+			r.relay.MustStart(t)
+			want := "one ! three four"
+			if c.raw == "" {
+				want = "one two three four"
+			}
+			ms := r.messages(4)
+			if got := outline(ms); got != want {
+				t.Errorf("the stream has %s, want %s", got, want)
+			}
+			if got := string(ms[2].Data); got != c.want {
+				t.Errorf("the third message has %q, want %q", got, c.want)
+			}
+			if c.raw != "" {
+				l := r.letters()
+				if len(l) != 1 || string(l[0].Data) != c.raw || !strings.Contains(l[0].Header.Get(event.HeaderReason), `column "payload" holds bytes that cannot be converted to UTF-8`) {
+					t.Errorf("the dead letters are %+v", l)
+				}
+			}
+			r.ends(0)
+
+			// Both ends are looked at, and the rows of the table.
+			ran = harness.MustRun(t, nil, "check", "--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table, "--slot", slot, "--publication", publication, "--stream", stream)
+			if warned := strings.Contains(ran.Stdout, "SQL_ASCII, which checks nothing"); ran.Code != 0 || warned != (c.encoding == "SQL_ASCII") {
+				t.Errorf("check: exit code %d\n%s%s", ran.Code, ran.Stdout, ran.Stderr)
+			}
+			write("five", bad, "null")
+			ran = r.must("slot", "advance", slot, "--to-now", "--yes", "--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table, "--publication", publication, "--stream", stream)
+			if !strings.Contains(ran.Stdout, "five") {
+				t.Errorf("advance shows\n%s%s", ran.Stdout, ran.Stderr)
+			}
+			write("six", bad, "null")
+			write("seven", c.good, "null")
+			r.must("slot", "drop", slot, "--yes", "--dsn", r.dsn)
+			r.must("slot", "recover", slot, "--yes", "--dsn", r.dsn, "--nats-url", r.natsURL, "--table", r.table, "--publication", publication, "--stream", stream)
+			ms = r.messages(7)
+			if got := outline(ms[4:]); c.raw != "" && got != "! ! seven" {
+				t.Errorf("after recover the stream has %s, want ! ! seven", got)
+			}
+			if got := string(ms[len(ms)-1].Data); got != c.want {
+				t.Errorf("the last message has %q, want %q", got, c.want)
+			}
+		})
+	}
 }

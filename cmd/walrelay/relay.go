@@ -68,7 +68,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	conf := replicationConfig(cfg, pg, cfg.Slot)
-	conf.Skipped = &skipped
+	conf.Skipped, conf.Unconverted = &skipped, new(replication.Unconverted)
 	conf.Warn = func(text, hint string) {
 		log.Warn("postgres holds events back", "warning", text, "hint", hint)
 	}

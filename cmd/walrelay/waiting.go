@@ -41,6 +41,7 @@ func waitingFits(ctx context.Context, conn *pgx.Conn, m *outbox.Mapper, t outbox
 	for changes := someChanges; ; changes *= 4 {
 		fits := false
 		dec := replication.NewDecoder(event.Origin{Slot: slot, Timeline: 1})
+		done := dec.Convert(conn.PgConn(), &conn.Config().Config)
 		n, err := slotmgr.Peek(ctx, conn, slotmgr.PeekOptions{
 			Slot: slot, Plugin: replication.PluginOptions(publications, true), Changes: changes,
 		}, func(lsn event.LSN, data []byte) error {
@@ -52,6 +53,7 @@ func waitingFits(ctx context.Context, conn *pgx.Conn, m *outbox.Mapper, t outbox
 			fits = err == nil
 			return errSeen
 		})
+		done()
 		if errors.Is(err, errSeen) {
 			return fits
 		}
