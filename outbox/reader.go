@@ -170,7 +170,7 @@ func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record
 	raw := r.texts.Reads(sql)
 	if raw {
 		// As they are stored: one value that the server cannot convert would end the read.
-		if err := r.encode(ctx, "SQL_ASCII"); err != nil {
+		if err := encode(ctx, r.conn, "SQL_ASCII"); err != nil {
 			yield(nil, classify(err, "read table %s", o.Table))
 			return false
 		}
@@ -198,7 +198,7 @@ func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record
 		return false
 	}
 	if raw {
-		if err := r.encode(ctx, "UTF8"); err != nil {
+		if err := encode(ctx, r.conn, "UTF8"); err != nil {
 			yield(nil, classify(err, "read table %s", o.Table))
 			return false
 		}
@@ -206,8 +206,10 @@ func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record
 	return true
 }
 
-func (r *Reader) encode(ctx context.Context, client string) error {
-	_, err := r.conn.PgConn().Exec(ctx, "set client_encoding = "+quote(client)).ReadAll()
+// encode sets the client's encoding by the simple protocol, which pgx refuses itself once it
+// is not UTF8.
+func encode(ctx context.Context, conn *pgx.Conn, client string) error {
+	_, err := conn.PgConn().Exec(ctx, "set client_encoding = "+quote(client)).ReadAll()
 	return err
 }
 
