@@ -189,6 +189,9 @@ func TestGeneratedColumnIsRefused(t *testing.T) {
 func TestColumnListWithoutAMappedColumnIsRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, rigOptions{})
+	if query[int](r, "select current_setting('server_version_num')::int") < 150000 {
+		return // column lists came with 15
+	}
 	r.exec("alter publication walrelay set table outbox (id, seq, aggregate_type, aggregate_id, payload)")
 	refused(t, refusal{code: 3, err: `column "event_type" is not in the column list`, hint: "column to the publication's list"}, r.relay.Args...)
 }
