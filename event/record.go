@@ -39,6 +39,10 @@ type Record struct {
 	Relation *Relation
 	Values   [][]byte
 
+	// Foreign, when set, tells for each value whether it has the bytes that the database
+	// stores because they are no text in its encoding, or none that UTF-8 has.
+	Foreign []bool
+
 	// Prefix, Content and Transactional describe a Message.
 	Prefix        string
 	Content       []byte
@@ -75,3 +79,6 @@ const (
 	TypeUUID        uint32 = 2950
 	TypeJSONB       uint32 = 3802
 )
+
+// Undecoded reports whether value i is bytes that are no text.
+func (r *Record) Undecoded(i int) bool { return r.Foreign != nil && r.Foreign[i] }

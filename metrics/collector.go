@@ -19,7 +19,7 @@ type descs struct {
 	inFlight, window, published, duplicates, errors, letters, refused, reconnects *prometheus.Desc
 	delivery, ack                                                                 *prometheus.Desc
 	leader, state, up, build                                                      *prometheus.Desc
-	pruned, pruneFailures                                                         *prometheus.Desc
+	pruned, pruneFailures, skipped                                                *prometheus.Desc
 }
 
 func (m *Monitor) describe() descs {
@@ -75,6 +75,9 @@ func (m *Monitor) describe() descs {
 			"Rows of the outbox that were deleted because they are published and old enough."),
 		pruneFailures: desc("prune_failures_total",
 			"Passes over the outbox to delete rows that ended with an error."),
+		skipped: desc("skipped_messages_total",
+			"Messages of the replication stream that make no event and were skipped, by kind. "+
+				"stream_abort: sent by Postgres 18 for a transaction that was rolled back.", "kind"),
 		build: desc("build_info",
 			"1, with what this program was built from.", "version", "commit", "goversion"),
 	}
@@ -103,7 +106,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		d.lagBytes, d.lagSeconds, d.retained, d.safe, d.active, d.walStatus, d.received, d.confirmed,
 		d.inFlight, d.window, d.published, d.duplicates, d.errors, d.letters, d.refused, d.reconnects,
 		d.delivery, d.ack, d.leader, d.state, d.up, d.build,
-		d.pruned, d.pruneFailures,
+		d.pruned, d.pruneFailures, d.skipped,
 	} {
 		ch <- desc
 	}
@@ -146,6 +149,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 
 	counter(d.pruned, m.pruned.Load())
 	counter(d.pruneFailures, m.pruneFailures.Load())
+	if m.o.Skipped != nil {
+		counters(d.skipped, m.o.Skipped())
+	}
 
 	v := m.view()
 	if v.basis != "" {

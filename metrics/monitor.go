@@ -23,6 +23,8 @@ type Options struct {
 
 	Publishing func() Publishing // from any goroutine, too; nil when that is not known
 
+	Skipped func() map[string]uint64 // messages of the log that make no event, by kind; from any goroutine, nil for none
+
 	Failures []string // what Failed is told
 
 	StatusInterval time.Duration // between ticks of the relay; 1 s

@@ -39,6 +39,7 @@ func newBench(t *testing.T) *bench {
 		InFlight:   func() (uint64, time.Time) { return b.inFlight, b.oldest },
 		Publishing: func() Publishing { return b.how },
 		Failures:   []string{"ack_timeout", "connection"},
+		Skipped:    func() map[string]uint64 { return map[string]uint64{"stream_abort": 1, "update": 0} },
 	})
 	return b
 }

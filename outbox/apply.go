@@ -91,6 +91,9 @@ func (a *applier) run(ctx context.Context) error {
 	if err := ensure(ctx, rel); err != nil {
 		return err
 	}
+	if err := a.ensureSent(ctx, rel); err != nil {
+		return err
+	}
 	if a.Role == "" {
 		return nil
 	}

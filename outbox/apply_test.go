@@ -450,8 +450,8 @@ func testInspect(t *testing.T, d *databases) {
 	if err != nil || len(cols) != 10 {
 		t.Fatalf("got %+v, %v", cols, err)
 	}
-	same(t, "first", fmt.Sprintf("%+v", cols[0]), "{Name:seq Type:bigint OID:20 NotNull:true text:20}")
-	same(t, "last", fmt.Sprintf("%+v", cols[9]), "{Name:extra Type:character varying(7) OID:1043 NotNull:false text:1043}")
+	same(t, "first", fmt.Sprintf("%+v", cols[0]), "{Name:seq Type:bigint OID:20 NotNull:true Generated: text:20}")
+	same(t, "last", fmt.Sprintf("%+v", cols[9]), "{Name:extra Type:character varying(7) OID:1043 NotNull:false Generated: text:1043}")
 	if err := Compare(plain.Table, cols); err != nil {
 		t.Error(err)
 	}

@@ -34,7 +34,7 @@ func TestColumnsBecomeHeaders(t *testing.T) {
 	same(t, "subject", string(mapOne(t, m, rowOf(bare, testID, "{}", "acme", sqlNull)).Subject), "o.acme")
 	poisonOf(t, m, rowOf(bare, testID, "{}", "a\nb", sqlNull), event.ReasonHeaders, "X-Tenant")
 
-	_, err := m.Map(rowOf(relationWith("outbox", "id:uuid", "payload:jsonb", "tenant"), testID, "{}", "x"), &event.Event{})
+	_, err := m.Fits(relationWith("outbox", "id:uuid", "payload:jsonb", "tenant"))
 	wantFailure(t, err, event.Precondition, `column "traceparent" (header traceparent) is missing`)
 
 	_, err = NewMapper(Mapping{Tables: []Table{{Name: "outbox", HeaderColumns: []HeaderColumn{
@@ -76,7 +76,7 @@ func TestCloudEventHeaders(t *testing.T) {
 	}
 	poisonOf(t, m, rowOf(rel, "1", testID, "order", "7", "", "{}", sqlNull, sqlNull, sqlNull), event.ReasonContent, "no type")
 	poisonOf(t, m, rowOf(rel, "1", testID, "order", "7", "x", "{}", `{"ce-Foo": 1}`, sqlNull, sqlNull), event.ReasonHeaders, "ce-Foo")
-	_, err := m.Map(rowOf(relationWith("outbox", "id:uuid", "aggregate_type", "payload:jsonb"), testID, "a", "{}"), &event.Event{})
+	_, err := m.Fits(relationWith("outbox", "id:uuid", "aggregate_type", "payload:jsonb"))
 	wantFailure(t, err, event.Precondition, `"event_type" (event_type) is missing`)
 }
 

@@ -32,8 +32,9 @@
 //	seq             seq              seq             order of reads of the table; not published
 //
 // Needed are id, payload, what the subject asks for, and every column that
-// Table.Columns names. A table without one of them stops the relay with a
-// Precondition failure; all other roles may lack their column.
+// Table.Columns names; all other roles may lack their column. Check and Fits tell a
+// relation without one of them by a Precondition failure, and its rows are poison.
+// Names that a column had before follow the present one after "|".
 //
 // # Subjects
 //
@@ -78,6 +79,7 @@
 // since a misspelled one would lose data.
 //
 //	table.go    tables, roles, presets     schema.go   the DDL as text
+//	misfit.go   rows that fit no mapping   published.go  columns that are not sent
 //	mapper.go   rows to events             apply.go    running it, and what it found
 //	message.go  logical messages           inspect.go  an existing table against the contract
 //	subject.go  templates and filters      json.go     members of an object, unchanged

@@ -104,6 +104,8 @@ type Column struct {
 	OID     uint32 // of the type, as the replication stream names it
 	NotNull bool
 
+	Generated string // "stored" or "virtual"; "" when it is neither
+
 	// text is the OID of the type whose text form the values have: a domain's
 	// base type, text for an enum.
 	text uint32
@@ -174,7 +176,8 @@ func columnsOf(ctx context.Context, q querier, oid uint32) ([]Column, error) {
 			WHERE b.typtype = 'd'
 		)
 		SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypid, a.attnotnull OR b.notnull,
-		       CASE WHEN b.typtype = 'e' THEN 25::oid ELSE b.oid END
+		       CASE WHEN b.typtype = 'e' THEN 25::oid ELSE b.oid END,
+		       CASE a.attgenerated WHEN '' THEN '' WHEN 's' THEN 'stored' ELSE 'virtual' END
 		FROM pg_catalog.pg_attribute a JOIN base b ON b.attnum = a.attnum AND b.typtype <> 'd'
 		WHERE a.attrelid = $1 ORDER BY a.attnum`, oid)
 	if err != nil {
@@ -182,7 +185,7 @@ func columnsOf(ctx context.Context, q querier, oid uint32) ([]Column, error) {
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Column, error) {
 		var c Column
-		return c, row.Scan(&c.Name, &c.Type, &c.OID, &c.NotNull, &c.text)
+		return c, row.Scan(&c.Name, &c.Type, &c.OID, &c.NotNull, &c.text, &c.Generated)
 	})
 }
 

@@ -50,11 +50,11 @@ type Override struct {
 
 // HeaderColumn is a column that becomes a header; NULL makes none.
 type HeaderColumn struct {
-	Column string
+	Column string // earlier names of it follow after "|"
 	Name   string // of the header; "" is the column's
 }
 
-func (c HeaderColumn) name() string { return firstOf(c.Name, c.Column) }
+func (c HeaderColumn) name() string { return firstOf(c.Name, present(c.Column)) }
 
 func (c HeaderColumn) check() error {
 	name := []byte(c.name())
@@ -68,7 +68,12 @@ func (c HeaderColumn) check() error {
 	case controls(name):
 		return fmt.Errorf("column %q: the header %s would control the server or is the relay's own", c.Column, c.name())
 	}
-	return checkName(c.Column)
+	for _, name := range alternatives(c.Column) {
+		if err := checkName(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // DefaultPrefix is the prefix of logical messages that are events.
@@ -171,6 +176,8 @@ type plan struct {
 
 	uuid, bytea bool
 	payloadType []byte
+
+	misfit error // why no row of the relation can be mapped
 }
 
 // NewMapper compiles a mapping. All its mistakes are joined in one Usage failure.
@@ -334,15 +341,12 @@ func (m *Mapper) Stripped() uint64 { return m.stripped.Load() }
 // Map fills ev from a Row or Message; false when the record is none of the
 // outbox's. The slices in ev are valid until the next call, and no longer than rec's.
 //
-// An *event.Poison is the event's own fault; ev then holds everything that
-// could be read. A Precondition failure says that the table lacks a column.
+// An *event.Poison is the event's own fault, which includes that its columns do not
+// fit the mapping; ev then holds everything that could be read.
 func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 	switch rec.Kind {
 	case event.Row:
-		p, err := m.plan(rec.Relation)
-		if err != nil {
-			return false, err
-		}
+		p := m.plan(rec.Relation)
 		if p == nil {
 			return false, nil
 		}
@@ -351,6 +355,13 @@ func (m *Mapper) Map(rec *event.Record, ev *event.Event) (bool, error) {
 				p.name, rec.Position, len(rec.Values), len(rec.Relation.Columns))
 		}
 		m.begin(rec, ev, p.source)
+		if p.misfit != nil {
+			m.misfit(p, rec, ev)
+			break
+		}
+		if rec.Foreign != nil {
+			m.foreign(p, rec)
+		}
 		m.row(p, rec, ev)
 	case event.Message:
 		if rec.Prefix == ReplayPrefix {
@@ -382,8 +393,7 @@ func (m *Mapper) Check(t Table, cols []Column) error {
 	for _, c := range cols {
 		rel.Columns = append(rel.Columns, event.Column{Name: c.Name, Type: c.OID})
 	}
-	_, err := compile(s, rel)
-	return err
+	return compile(s, rel).misfit
 }
 
 // Know says which table has the OID now, so that its rows are known by that when
@@ -394,9 +404,9 @@ func (m *Mapper) Know(t Table, oid uint32) {
 	}
 }
 
-func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
+func (m *Mapper) plan(rel *event.Relation) *plan {
 	if rel == m.last.relation {
-		return m.last.plan, nil
+		return m.last.plan
 	}
 	c, ok := m.plans[rel.ID]
 	if !ok || c.relation != rel {
@@ -406,23 +416,19 @@ func (m *Mapper) plan(rel *event.Relation) (*plan, error) {
 			s = m.renamed[rel.ID]
 		}
 		if s != nil {
-			p, err := compile(s, rel)
-			if err != nil {
-				return nil, err
-			}
-			c.plan = p
+			c.plan = compile(s, rel)
 		}
 		m.plans[rel.ID] = c
 	}
 	m.last = c
-	return c.plan, nil
+	return c.plan
 }
 
-// compile finds the columns of a relation.
-func compile(s *source, rel *event.Relation) (*plan, error) {
+// compile finds the columns of a relation. A plan that misfits has those that are there.
+func compile(s *source, rel *event.Relation) *plan {
 	var faults []string
-	find := func(role string) int {
-		column := s.table.column(role)
+	place := func(role string) int {
+		column := s.table.names(role)
 		_, explicit := s.table.Columns[role]
 		needed := explicit || role == roleID || role == rolePayload || slices.Contains(s.roles, role)
 		if column == "" {
@@ -431,7 +437,7 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 			}
 			return -1
 		}
-		i := slices.IndexFunc(rel.Columns, func(c event.Column) bool { return c.Name == column })
+		i := find(rel, column)
 		if i < 0 && needed {
 			faults = append(faults, fmt.Sprintf("column %q (%s) is missing", column, role))
 		}
@@ -443,18 +449,18 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 	}
 	p := &plan{
 		source:        s,
-		id:            find(roleID),
-		aggregateType: find(roleAggregateType),
-		aggregateID:   find(roleAggregateID),
-		eventType:     find(roleEventType),
-		payload:       find(rolePayload),
-		headers:       find(roleHeaders),
-		schemaVersion: find(roleSchemaVersion),
-		createdAt:     find(roleCreatedAt),
-		contType:      find(roleContentType),
+		id:            place(roleID),
+		aggregateType: place(roleAggregateType),
+		aggregateID:   place(roleAggregateID),
+		eventType:     place(roleEventType),
+		payload:       place(rolePayload),
+		headers:       place(roleHeaders),
+		schemaVersion: place(roleSchemaVersion),
+		createdAt:     place(roleCreatedAt),
+		contType:      place(roleContentType),
 	}
 	for _, c := range s.columns {
-		i := slices.IndexFunc(rel.Columns, func(r event.Column) bool { return r.Name == c.Column })
+		i := find(rel, c.Column)
 		if i < 0 {
 			faults = append(faults, fmt.Sprintf("column %q (header %s) is missing", c.Column, c.name()))
 		}
@@ -465,16 +471,19 @@ func compile(s *source, rel *event.Relation) (*plan, error) {
 		for _, c := range rel.Columns {
 			have = append(have, c.Name+" "+typeName(c.Type))
 		}
-		return nil, event.Fail(event.Precondition,
-			"add or mend the column, publish it when the publication has a column list, or map the role to another column of the table; "+
+		p.misfit = event.Fail(event.Precondition,
+			"add or correct the column, publish it when the publication has a column list, or map the role to another column of the table, "+
+				"with its earlier names where it was renamed, as in --table outbox,payload=body|payload; "+
 				"`walrelay init` prints what the table should be",
 			"table %s does not fit the mapping: %s; its published columns are %s",
 			s.name, strings.Join(faults, "; "), strings.Join(have, ", "))
+		p.uuid = p.id >= 0 && rel.Columns[p.id].Type == event.TypeUUID
+		return p
 	}
 	p.uuid = rel.Columns[p.id].Type == event.TypeUUID
 	p.bytea = rel.Columns[p.payload].Type == event.TypeBytea
 	p.payloadType = payloadType(rel.Columns[p.payload].Type)
-	return p, nil
+	return p
 }
 
 // needs says what a role is needed for.

@@ -320,7 +320,7 @@ func TestOtherRecordsAreNone(t *testing.T) {
 	}
 }
 
-func TestMissingColumnsStopTheRelay(t *testing.T) {
+func TestRowsWithoutNeededColumnsAreParkedWhole(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		table   Table
@@ -345,10 +345,14 @@ func TestMissingColumnsStopTheRelay(t *testing.T) {
 			m := mapperOf(t, Mapping{Tables: []Table{tt.table}})
 			rec := rowOf(relationWith("o", tt.columns...), make([]string, len(tt.columns))...)
 			for range 2 {
-				ok, err := m.Map(rec, &event.Event{})
+				var ev event.Event
+				ok, err := m.Map(rec, &ev)
 				var p *event.Poison
-				if ok || event.ClassOf(err) != event.Precondition || event.HintOf(err) == "" || errors.As(err, &p) {
-					t.Fatalf("got %t, %v", ok, err)
+				if !ok || !errors.As(err, &p) || p.Reason != event.ReasonContent || !strings.HasPrefix(string(ev.Payload), `{"`) {
+					t.Fatalf("got %t, %v, body %s", ok, err, ev.Payload)
+				}
+				if ours, err := m.Fits(rec.Relation); !ours || event.ClassOf(err) != event.Precondition || event.HintOf(err) == "" {
+					t.Fatalf("got %t, %v", ours, err)
 				}
 				for _, w := range append(tt.want, "public.o") {
 					if !strings.Contains(err.Error(), w) {

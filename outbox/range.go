@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -277,14 +278,29 @@ func (r *RangeReader) read(ctx context.Context, o *ranged, from, end Place, limi
 	}
 	sql := fmt.Sprintf("SELECT %s::text AS \"?\", %s AS \"??\", %s FROM %s WHERE %s ORDER BY %s, 2 LIMIT %d",
 		o.by, o.key(), o.columns(), o.name(), cond, o.by, limit)
+	texts := charset.New(r.conn.PgConn(), &r.conn.Config().Config)
+	defer texts.Close()
+	raw := texts.Reads(sql)
+	if raw { // one value that the server cannot convert would end the read
+		if err := encode(ctx, r.conn, "SQL_ASCII"); err != nil {
+			return nil, nil, r.failed(err, o)
+		}
+	}
 	read := r.conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	size := 0
+	var failed error
 	for read.NextRow() {
 		if size >= most {
 			continue // the rest is for the next time
 		}
 		rec := &event.Record{Kind: event.Row, Relation: o.relation}
 		values := read.Values()
+		if raw && failed == nil {
+			var foreign []bool
+			if foreign, failed = texts.Row(values); foreign != nil {
+				rec.Foreign = slices.Clone(foreign[2:])
+			}
+		}
 		for _, v := range values[2:] {
 			size += len(v)
 			rec.Values = append(rec.Values, bytes.Clone(v))
@@ -295,12 +311,18 @@ func (r *RangeReader) read(ctx context.Context, o *ranged, from, end Place, limi
 	if _, err := read.Close(); err != nil {
 		return nil, nil, r.failed(err, o)
 	}
+	if raw && failed == nil {
+		failed = encode(ctx, r.conn, "UTF8")
+	}
+	if failed != nil {
+		return nil, nil, r.failed(failed, o)
+	}
 	return records, places, nil
 }
 
 // ReplayOf is a row as a replay has it.
 func ReplayOf(rec *event.Record) *ReplayRow {
-	row := &ReplayRow{Schema: rec.Relation.Schema, Table: rec.Relation.Name, Values: rec.Values}
+	row := &ReplayRow{Schema: rec.Relation.Schema, Table: rec.Relation.Name, Values: rec.Values, Foreign: rec.Foreign}
 	for _, c := range rec.Relation.Columns {
 		row.Columns = append(row.Columns, ReplayColumn{Name: c.Name, Type: c.Type})
 	}

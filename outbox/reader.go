@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -20,6 +21,7 @@ type Reader struct {
 	conn         *pgx.Conn
 	tables       []ordered
 	publications []string
+	texts        *charset.Charset // nil for a database that is UTF8
 }
 
 // asReplicated are the settings with which the text form of values is that of the
@@ -42,7 +44,7 @@ type ordered struct {
 // or, when it is "", in one of its own, and finds the tables' columns. order is the column by
 // which rows are read; "" is the one with the role seq. Close ends the transaction.
 func OpenReader(ctx context.Context, conn *pgx.Conn, snapshot string, tables []Table, order string, publications []string) (*Reader, error) {
-	r := &Reader{conn: conn, publications: publications}
+	r := &Reader{conn: conn, publications: publications, texts: charset.New(conn.PgConn(), &conn.Config().Config)}
 	begin := append(slices.Clone(asReplicated),
 		"set statement_timeout = 0", "set idle_in_transaction_session_timeout = 0",
 		"begin isolation level repeatable read read only")
@@ -112,6 +114,7 @@ func (r *Reader) filter(ctx context.Context, oid uint32) (string, error) {
 
 // Close ends the transaction. The connection stays open.
 func (r *Reader) Close(ctx context.Context) error {
+	r.texts.Close()
 	_, err := r.conn.Exec(ctx, "rollback")
 	return err
 }
@@ -164,11 +167,27 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[*event.Record, error] {
 
 func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record, error) bool) bool {
 	sql := fmt.Sprintf("SELECT %s %s ORDER BY %s, tableoid, ctid", o.columns(), o.from(), ident(o.order))
+	raw := r.texts.Reads(sql)
+	if raw {
+		// As they are stored: one value that the server cannot convert would end the read.
+		if err := encode(ctx, r.conn, "SQL_ASCII"); err != nil {
+			yield(nil, classify(err, "read table %s", o.Table))
+			return false
+		}
+	}
 	// Each value in its text form, and no more rows at hand than the connection buffers.
 	read := r.conn.PgConn().ExecParams(ctx, sql, nil, nil, nil, nil)
 	rec := event.Record{Kind: event.Row, Relation: o.relation}
 	for read.NextRow() {
 		rec.Values = read.Values()
+		if raw {
+			var err error
+			if rec.Foreign, err = r.texts.Row(rec.Values); err != nil {
+				r.abandon(read.Close)
+				yield(nil, classify(err, "read table %s", o.Table))
+				return false
+			}
+		}
 		if !yield(&rec, nil) {
 			r.abandon(read.Close)
 			return false
@@ -178,7 +197,20 @@ func (r *Reader) table(ctx context.Context, o *ordered, yield func(*event.Record
 		yield(nil, classify(err, "read table %s", o.Table))
 		return false
 	}
+	if raw {
+		if err := encode(ctx, r.conn, "UTF8"); err != nil {
+			yield(nil, classify(err, "read table %s", o.Table))
+			return false
+		}
+	}
 	return true
+}
+
+// encode sets the client's encoding by the simple protocol, which pgx refuses itself once it
+// is not UTF8.
+func encode(ctx context.Context, conn *pgx.Conn, client string) error {
+	_, err := conn.PgConn().Exec(ctx, "set client_encoding = "+quote(client)).ReadAll()
+	return err
 }
 
 // abandonPatience bounds the wait for a query to be canceled.

@@ -48,7 +48,8 @@ type ReplayRow struct {
 	Schema  string         `json:"schema"`
 	Table   string         `json:"table"`
 	Columns []ReplayColumn `json:"columns"`
-	Values  [][]byte       `json:"values"` // text form, nil for NULL
+	Values  [][]byte       `json:"values"`            // text form, nil for NULL
+	Foreign []bool         `json:"foreign,omitempty"` // as in event.Record
 }
 
 // ReplayColumn is a column of a ReplayRow.
@@ -293,6 +294,9 @@ func (m *Mapper) again(rec *event.Record, ev *event.Event, r *Replay) error {
 		return m.stored(&inner, ev, r.Event)
 	case r.Row != nil:
 		inner.Kind, inner.Relation, inner.Values = event.Row, m.replays.of(r.Row), r.Row.Values
+		if len(r.Row.Foreign) == len(r.Row.Values) {
+			inner.Foreign = r.Row.Foreign
+		}
 	default:
 		if m.messages == nil {
 			return errors.New("logical messages are not honoured: --messages is not set")

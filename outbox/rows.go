@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -65,19 +66,38 @@ func readRows(ctx context.Context, tx pgx.Tx, t Table, cols []Column, sel Select
 			break
 		}
 	}
-	// By the simple protocol every value comes as text.
-	rows, err := tx.Query(ctx, fmt.Sprintf("%s LIMIT %d", sql, sel.Limit), pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
-		return nil, err
+	pg := tx.Conn().PgConn()
+	texts := charset.New(pg, &tx.Conn().Config().Config)
+	defer texts.Close()
+	sql = fmt.Sprintf("%s LIMIT %d", sql, sel.Limit)
+	raw := texts.Reads(sql)
+	if raw {
+		// As they are stored: one value that the server cannot convert would end the read.
+		if _, err := pg.Exec(ctx, "SET LOCAL client_encoding = 'SQL_ASCII'").ReadAll(); err != nil {
+			return nil, err
+		}
 	}
-	defer rows.Close()
+	// Every value comes as text.
+	rows := pg.ExecParams(ctx, sql, nil, nil, nil, nil)
 	var records []*event.Record
-	for rows.Next() {
+	var failed error
+	for rows.NextRow() {
 		rec := &event.Record{Kind: event.Row, Relation: r}
-		for _, v := range rows.RawValues() {
+		for _, v := range rows.Values() {
 			rec.Values = append(rec.Values, bytes.Clone(v))
+		}
+		if raw && failed == nil {
+			var foreign []bool
+			foreign, failed = texts.Row(rec.Values)
+			rec.Foreign = slices.Clone(foreign)
+			for i, v := range rec.Values {
+				rec.Values[i] = bytes.Clone(v)
+			}
 		}
 		records = append(records, rec)
 	}
-	return records, rows.Err()
+	if _, err := rows.Close(); err != nil {
+		return nil, err
+	}
+	return records, failed
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -67,7 +68,14 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 		kinds, strings.Join(texts, ", "), sampleTypes, strings.Join(texts, ", "), has(rolePayload))
 
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, setting := range []string{"client_encoding = 'UTF8'", "datestyle = 'ISO'", "timezone = 'UTC'", "bytea_output = 'hex'"} {
+		client := "UTF8"
+		values := charset.New(conn.PgConn(), &conn.Config().Config)
+		defer values.Close()
+		raw := values.Reads(sql)
+		if raw {
+			client = "SQL_ASCII" // one value that the server cannot convert would end the read
+		}
+		for _, setting := range []string{"client_encoding = '" + client + "'", "datestyle = 'ISO'", "timezone = 'UTC'", "bytea_output = 'hex'"} {
 			if _, err := tx.Exec(ctx, "set local "+setting); err != nil {
 				return err
 			}
@@ -93,6 +101,12 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 					rec.Values[i] = []byte(*text)
 				}
 			}
+			if raw {
+				var err error
+				if rec.Foreign, err = values.Row(rec.Values); err != nil {
+					return err
+				}
+			}
 			ok, err := m.Map(&rec, &ev)
 			var poison *event.Poison
 			if err != nil && !errors.As(err, &poison) {
@@ -113,7 +127,7 @@ func Sample(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, each func(*
 // Advise holds a table against what the mapping needs and what an operator
 // should know of it. A missing table gives no finding: the preflight of the
 // server tells that.
-func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table) (event.Findings, error) {
+func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table, publications []string) (event.Findings, error) {
 	rel, err := relationOf(ctx, conn, t)
 	if err != nil {
 		return nil, classify(err, "inspect table %s", t)
@@ -125,7 +139,13 @@ func Advise(ctx context.Context, conn *pgx.Conn, m *Mapper, t Table) (event.Find
 	if err != nil {
 		return nil, classify(err, "inspect table %s", t)
 	}
-	if err := m.Check(t, cols); err != nil {
+	err = m.Check(t, cols)
+	if err == nil {
+		if err = withheld(ctx, conn, m, t, cols, publications); err != nil && event.ClassOf(err) != event.Precondition {
+			return nil, err
+		}
+	}
+	if err != nil {
 		return event.Findings{{Name: "mapping", Level: event.FAIL, Detail: err.Error(), Remedy: event.HintOf(err), Class: event.ClassOf(err)}}, nil
 	}
 	var found event.Findings

@@ -38,7 +38,7 @@ func TestSampleTakesOneOfEachTypeAndTheLargest(t *testing.T) {
 
 	advise := func() string {
 		t.Helper()
-		found, err := Advise(t.Context(), conn, m, table)
+		found, err := Advise(t.Context(), conn, m, table, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +62,7 @@ func TestSampleTakesOneOfEachTypeAndTheLargest(t *testing.T) {
 	if err := Sample(t.Context(), conn, m, table, nil); event.ClassOf(err) != event.Precondition {
 		t.Errorf("got %v", err)
 	}
-	if found, err := Advise(t.Context(), conn, m, Table{Name: "absent"}); err != nil || len(found) != 0 {
+	if found, err := Advise(t.Context(), conn, m, Table{Name: "absent"}, nil); err != nil || len(found) != 0 {
 		t.Errorf("got %v, %v", found, err)
 	}
 }

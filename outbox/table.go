@@ -67,7 +67,8 @@ type Table struct {
 	Preset string // "default" (also "" and "snake") or "debezium"
 
 	// Columns maps a role to the column that has it, overriding the preset. A
-	// column named here must exist; "" says that no column has the role.
+	// column named here must exist; "" says that no column has the role. Names that the
+	// column had before follow after "|", for rows that were written then.
 	Columns map[string]string
 
 	// Subject is the template for this table; "" takes the Mapping's, and
@@ -188,7 +189,10 @@ func (t Table) preset() preset {
 }
 
 // column is the column that has the role, "" when none has.
-func (t Table) column(role string) string {
+func (t Table) column(role string) string { return present(t.names(role)) }
+
+// names are the alternatives of that column, as they are written.
+func (t Table) names(role string) string {
 	if c, ok := t.Columns[role]; ok {
 		return c
 	}
@@ -218,8 +222,10 @@ func (t Table) check() []error {
 		if c == "" && (role == roleID || role == rolePayload) {
 			add("the role %s needs a column", role)
 		} else if c != "" {
-			if err := checkName(c); err != nil {
-				add("column of role %s: %w", role, err)
+			for _, name := range alternatives(c) {
+				if err := checkName(name); err != nil {
+					add("column of role %s: %w", role, err)
+				}
 			}
 		}
 	}

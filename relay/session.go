@@ -393,6 +393,12 @@ func (s *session) id(rec *event.Record) ([]byte, error) {
 	case err == nil && !ok:
 		s.ev.Replay = nil
 		return nil, nil
+	case poison != nil && poison.Reason == event.ReasonContent && s.ev.ID == nil:
+		// The mapping has changed so that the row's id is not found. Its place has to do.
+		if id, ok := s.resumer.Stored[rec.Position]; ok {
+			return []byte(id), nil
+		}
+		return []byte(s.resumer.AfterID), nil
 	}
 	return s.ev.ID, nil
 }

@@ -20,7 +20,9 @@ type Decoder struct{ d *decoder }
 // NewDecoder makes a Decoder for the log of an origin. A caller decodes every
 // change of one read, in order, and makes another Decoder for the next read.
 func NewDecoder(o event.Origin) *Decoder {
-	return &Decoder{newDecoder(o.Timeline, o.History)}
+	d := newDecoder(o.Timeline, o.History)
+	d.slot = o.Slot
+	return &Decoder{d}
 }
 
 // Decode makes the record of one change, nil when it only tells the decoder
@@ -29,7 +31,11 @@ func (d *Decoder) Decode(lsn event.LSN, data []byte) (*event.Record, error) {
 	if len(data) == 0 {
 		return nil, malformed("change")
 	}
-	return d.d.change(lsn, data[0], reader{b: data[1:]})
+	rec, err := d.d.change(lsn, data[0], reader{b: data[1:]})
+	if err != nil {
+		return nil, d.d.past(lsn, err)
+	}
+	return rec, nil
 }
 
 // PluginOptions are the options of pgoutput as names and values in turn, as

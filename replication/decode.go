@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"github.com/walrelay/walrelay/charset"
 	"github.com/walrelay/walrelay/event"
 )
 
@@ -16,6 +17,9 @@ import (
 type decoder struct {
 	timeline uint32
 	history  []event.Switch
+	slot     string           // for hints
+	charset  *charset.Charset // when values come as the database stores them
+	skipped  *Skipped
 
 	relations map[uint32]*event.Relation
 	recent    *event.Relation // of the last row: most rows follow one of their own table
@@ -32,7 +36,7 @@ type decoder struct {
 }
 
 func newDecoder(timeline uint32, history []event.Switch) *decoder {
-	return &decoder{timeline: timeline, history: history, relations: make(map[uint32]*event.Relation)}
+	return &decoder{timeline: timeline, history: history, skipped: new(Skipped), relations: make(map[uint32]*event.Relation)}
 }
 
 // keepalive is the server's primary keepalive message.
@@ -69,7 +73,11 @@ func (d *decoder) data(body []byte) (*event.Record, error) {
 		return nil, malformed("XLogData")
 	}
 	start := event.LSN(binary.BigEndian.Uint64(body[1:]))
-	return d.change(start, body[xlogHeader], reader{b: body[xlogHeader+1:]})
+	rec, err := d.change(start, body[xlogHeader], reader{b: body[xlogHeader+1:]})
+	if err != nil {
+		return nil, d.past(start, err)
+	}
+	return rec, nil
 }
 
 // change decodes the message of a kind whose XLogData starts at start.
@@ -85,12 +93,8 @@ func (d *decoder) change(start event.LSN, kind byte, r reader) (*event.Record, e
 		return nil, d.relation(r)
 	case 'M':
 		return d.message(r)
-	case 'O', 'Y', 'U', 'D', 'T':
-		// Origin, Type, Update, Delete, Truncate: no new row, and nothing that
-		// a later message needs.
-		return nil, nil
 	}
-	return nil, unknown("logical replication message", kind)
+	return nil, d.other(kind, r)
 }
 
 func (d *decoder) begin(r reader) error {
@@ -164,6 +168,13 @@ func (d *decoder) insert(start event.LSN, r reader) (*event.Record, error) {
 	if err := d.place(start); err != nil {
 		return nil, err
 	}
+	var foreign []bool
+	if d.charset != nil {
+		var err error
+		if foreign, err = d.charset.Row(values); err != nil {
+			return nil, err
+		}
+	}
 	d.record = event.Record{
 		Kind:       event.Row,
 		Position:   d.position,
@@ -171,6 +182,7 @@ func (d *decoder) insert(start event.LSN, r reader) (*event.Record, error) {
 		CommitTime: d.time,
 		Relation:   rel,
 		Values:     values,
+		Foreign:    foreign,
 	}
 	return &d.record, nil
 }
@@ -269,6 +281,11 @@ func (d *decoder) relation(r reader) error {
 	}
 	if !r.done() {
 		return malformed("Relation")
+	}
+	if d.charset != nil {
+		if err := d.translate(rel); err != nil {
+			return err
+		}
 	}
 	d.relations[rel.ID] = rel
 	d.recent = nil

@@ -161,8 +161,6 @@ func TestBadMessagesStopTheStream(t *testing.T) {
 	for name, msgs := range map[string][][]byte{
 		"nothing":                      {{}},
 		"unknown envelope":             {{'z', 1}},
-		"unknown message":              {xlog(0x300, []byte{'?'})},
-		"stream start":                 {xlog(0x300, []byte{'S', 0, 0, 0, 1, 1})},
 		"empty XLogData":               {xlog(0x300, nil)},
 		"row outside a transaction":    {relation, insertMsg(0x300, 1, "x")},
 		"row of an undescribed table":  {begin, insertMsg(0x300, 1, "x")},

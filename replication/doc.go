@@ -22,6 +22,8 @@
 //	snapshot.go  a temporary slot and the snapshot where it begins, for reading the table first
 //	failure.go   what the server's errors ask for
 //	decode.go    CopyData bytes → event.Record; pure, allocates nothing for a row
+//	kinds.go     which messages are skipped, and which are refused
+//	encoding.go  values that the server cannot convert to UTF-8
 //	gather.go    many messages with one read when they come fast
 //	timeline.go  which timeline owns an LSN
 //	changes.go   the same records from what SQL returns, without a session

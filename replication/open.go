@@ -40,6 +40,12 @@ type Config struct {
 	// that calls Next calls it.
 	Warn func(text, hint string)
 
+	// Unconverted, when set, is the same for all sessions of a slot.
+	Unconverted *Unconverted
+
+	// Skipped, when set, counts the messages that make no event.
+	Skipped *Skipped
+
 	// Fingerprint is passed on in Origin.
 	Fingerprint string
 }
@@ -178,7 +184,12 @@ func (s *Stream) identify(ctx context.Context, cfg Config, conf *pgconn.Config) 
 	}
 	s.origin.Slot, s.origin.Fingerprint = cfg.Slot, cfg.Fingerprint
 	s.decoder = newDecoder(s.origin.Timeline, s.origin.History)
-	return nil
+	s.decoder.slot = cfg.Slot
+	if cfg.Skipped != nil {
+		s.decoder.skipped = cfg.Skipped
+	}
+	s.remember = cfg.Unconverted
+	return s.encode(ctx, cfg, conf)
 }
 
 func (s *Stream) start(ctx context.Context, cfg Config, conf *pgconn.Config) error {

@@ -55,6 +55,9 @@ type Stream struct {
 	beatEnd event.LSN
 	prompt  time.Duration
 
+	convertible bool // the server converts values, and may refuse one
+	remember    *Unconverted
+
 	interrupted atomic.Bool
 	closing     atomic.Bool
 	ended       atomic.Bool  // the server has ended the stream, or reading failed
@@ -179,7 +182,11 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 		return nil
 	case *pgproto3.ErrorResponse:
 		s.ended.Store(true)
-		return streamFailure(s.publications, pgconn.ErrorResponseToPgError(msg))
+		pg := pgconn.ErrorResponseToPgError(msg)
+		if err := s.unconverted(pg); err != nil {
+			return err
+		}
+		return streamFailure(s.publications, pg)
 	case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 		// The last word of a walsender that has sent and seen confirmed
 		// everything when the server shuts down (WalSndDone).
@@ -271,6 +278,9 @@ func (s *Stream) Close() error {
 func (s *Stream) close() error {
 	s.Interrupt()
 	s.closing.Store(true)
+	if s.decoder != nil {
+		s.decoder.charset.Close()
+	}
 	deadline := time.Now().Add(closeTimeout)
 	_ = s.conn.SetWriteDeadline(deadline) // also frees a Confirm that is stuck
 	s.writing <- struct{}{}

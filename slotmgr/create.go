@@ -148,7 +148,14 @@ func keep(ctx context.Context, conn *pgx.Conn, o CreateOptions, slot Slot) (Slot
 	if err := conn.QueryRow(ctx, "select current_database()").Scan(&current); err != nil {
 		return slot, false, sqlFailure(conn, err, "read the name of the database")
 	}
-	return slot, false, unfit(slot, current, nil)
+	if err := unfit(slot, current, nil); err != nil {
+		return slot, false, err
+	}
+	if slot.TwoPhase {
+		f := twoPhase(slot)
+		return slot, false, event.Fail(f.Class, f.Remedy, "%s", f.Detail)
+	}
+	return slot, false, nil
 }
 
 // createOrCancel runs the creation and watches it.

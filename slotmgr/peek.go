@@ -97,7 +97,7 @@ func peek(ctx context.Context, conn *pgx.Conn, name string, o PeekOptions, each 
 	}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		for _, setting := range []string{
-			"client_encoding = 'UTF8'", "datestyle = 'ISO'", "intervalstyle = 'postgres'", "extra_float_digits = 3",
+			"client_encoding = '" + clientEncoding(conn, o.Plugin) + "'", "datestyle = 'ISO'", "intervalstyle = 'postgres'", "extra_float_digits = 3",
 			"timezone = 'UTC'", "bytea_output = 'hex'", "statement_timeout = 0",
 		} {
 			if _, err := tx.Exec(ctx, "set local "+setting); err != nil {

@@ -59,6 +59,7 @@ func Preflight(ctx context.Context, conn *pgx.Conn, want Want) (Findings, error)
 	p := preflight{ctx: ctx, conn: conn, want: want}
 	if p.version() {
 		p.server()
+		p.encoding()
 		p.settings()
 		p.room()
 		p.timeouts()
@@ -493,9 +494,6 @@ func (p *preflight) slot() {
 		})
 	}
 	if s.TwoPhase {
-		p.add(Finding{
-			Name: "two_phase", Level: WARN, Detail: fmt.Sprintf("slot %q was created with two_phase, which it keeps for ever and the relay does not use", s.Name),
-			Remedy: fmt.Sprintf("walrelay slot drop %s and create it anew when nothing is left in it", s.Name),
-		})
+		p.add(twoPhase(s))
 	}
 }

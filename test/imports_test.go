@@ -49,8 +49,9 @@ type layer struct {
 var layers = map[string]layer{
 	"event":       {},
 	"sock":        {},
-	"replication": {ours: []string{"sock"}, drivers: []string{modPGLogRepl, modPGX}},
-	"outbox":      {drivers: []string{modPGX, modCompress}},
+	"charset":     {drivers: []string{modPGX}},
+	"replication": {ours: []string{"charset", "sock"}, drivers: []string{modPGLogRepl, modPGX}},
+	"outbox":      {ours: []string{"charset"}, drivers: []string{modPGX, modCompress}},
 	"publisher":   {ours: []string{"sock"}, drivers: []string{modNATS, modNKeys, modNUID}},
 	"slotmgr":     {drivers: []string{modPGX}},
 	"relay":       {},

@@ -181,6 +181,16 @@ func (j *job) rows(ctx context.Context, snapshot string) (*rows, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, t := range j.outboxes {
+		cols, err := outbox.Inspect(ctx, conn, t)
+		if err == nil {
+			err = j.mapper.Check(t, cols) // else every row would be parked
+		}
+		if err != nil {
+			hangUp(conn)
+			return nil, err
+		}
+	}
 	r, err := outbox.OpenReader(ctx, conn, snapshot, j.outboxes, j.cfg.BackfillOrder, j.cfg.Publications)
 	if err != nil {
 		hangUp(conn)

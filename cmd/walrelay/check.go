@@ -134,7 +134,7 @@ func (c *checker) postgres(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	for _, t := range c.outboxes {
-		advice, err := outbox.Advise(ctx, conn, c.mapper, t)
+		advice, err := advise(ctx, conn, c.mapper, t, c.cfg.Slot, c.cfg.Publications)
 		if err != nil {
 			return err
 		}

@@ -127,6 +127,7 @@ func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each f
 	o := l.options
 	o.UpTo, o.Changes = upTo, changes
 	dec := replication.NewDecoder(l.origin)
+	defer dec.Convert(l.conn.PgConn(), &l.conn.Config().Config)()
 	return slotmgr.Peek(ctx, l.conn, o, func(lsn event.LSN, data []byte) error {
 		rec, err := dec.Decode(lsn, data)
 		if err != nil || rec == nil {

@@ -37,7 +37,7 @@ type watchpost struct {
 
 // newWatchpost makes the watchpost of cfg, which has an address. pub is called
 // only when something is asked.
-func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, pub func() *publisher.Publisher) *watchpost {
+func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, pub func() *publisher.Publisher, skipped func() map[string]uint64) *watchpost {
 	b := built()
 	m := metrics.New(metrics.Options{
 		Slot: cfg.Slot, Database: databaseOf(pg), Stream: cfg.Stream.Name, Version: b.Version, Commit: b.Commit,
@@ -46,6 +46,7 @@ func newWatchpost(cfg *config.Config, pg *pgx.ConnConfig, levels *levels, pub fu
 			choice, window := pub().Publishing()
 			return metrics.Publishing{Mode: string(choice.Mode), Reason: choice.Reason, Window: window}
 		},
+		Skipped:        skipped,
 		Failures:       publisher.Failures,
 		StatusInterval: cfg.StatusInterval, AckTimeout: cfg.AckTimeout,
 	})

@@ -54,7 +54,7 @@ func posted(t *testing.T, edit func(*config.Config)) (url string, logs *record) 
 	logs = &record{}
 	level := new(slog.LevelVar)
 	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: level}))
-	w := newWatchpost(cfg, pg, newLevels(log, level), func() *publisher.Publisher { return new(publisher.Publisher) })
+	w := newWatchpost(cfg, pg, newLevels(log, level), func() *publisher.Publisher { return new(publisher.Publisher) }, nil)
 	stop, err := w.start(t.Context())
 	if err != nil {
 		t.Fatal(err)

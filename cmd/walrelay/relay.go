@@ -44,10 +44,11 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	var watch *watchpost
+	var skipped replication.Skipped
 	var meter publisher.Meter
 	var observer relay.Observer = relay.Unobserved{}
 	if cfg.HTTPAddr != "" {
-		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub })
+		watch = newWatchpost(cfg, pg, levels, func() *publisher.Publisher { return pub }, skipped.Counts)
 		meter, observer = watch.monitor, watch.monitor
 	}
 	var pruned func(int64, error)
@@ -67,6 +68,7 @@ func runRelay(ctx context.Context, cfg *config.Config, levels *levels) error {
 		return err
 	}
 	conf := replicationConfig(cfg, pg, cfg.Slot)
+	conf.Skipped, conf.Unconverted = &skipped, new(replication.Unconverted)
 	conf.Warn = func(text, hint string) {
 		log.Warn("postgres holds events back", "warning", text, "hint", hint)
 	}
@@ -311,7 +313,7 @@ func (o *sourceOpener) check(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	for _, t := range o.tables {
-		advice, err := outbox.Advise(ctx, conn, o.mapper, t)
+		advice, err := advise(ctx, conn, o.mapper, t, o.want.Slot, o.want.Publications)
 		if err != nil {
 			return err
 		}

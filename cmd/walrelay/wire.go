@@ -179,7 +179,8 @@ func fingerprint(cfg *config.Config) string {
 		if table, err := outbox.ParseTable(t.Name); err == nil {
 			name = fmt.Sprintf("%q.%q", table.Schema, table.Name) // however it is spelt
 		}
-		names = append(names, fmt.Sprintf("%s %q", name, cmp.Or(t.Columns["id"], "id")))
+		id, _, _ := strings.Cut(t.Columns["id"], "|") // without its earlier names
+		names = append(names, fmt.Sprintf("%s %q", name, cmp.Or(id, "id")))
 	}
 	if cfg.Messages {
 		prefixes = []string{cfg.MessagePrefix}

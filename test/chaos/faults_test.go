@@ -94,6 +94,12 @@ var faults = []*fault{
 	{name: "stream purged", on: "stream", hold: moment, run: purge},
 	{name: "poison event", hold: moment, run: poison},
 	{name: "poison until a limit is raised", on: "stream", hold: short, run: raisedLimit},
+
+	{name: "column added and dropped", hold: moment, run: terminate("alter table " + table + " add odd text default 'x'; alter table " + table + " drop odd")},
+	{name: "column renamed and back", hold: moment, run: terminate("alter table " + table + " rename payload to body; alter table " + table + " rename body to payload")},
+	// Postgres 18 sends a stream-abort message for it.
+	{name: "transaction spilled after a savepoint and rolled back", hold: moment, run: terminate("create table if not exists spilled (v text)",
+		"begin; savepoint a; insert into spilled values ('a'); release a; insert into spilled select repeat('x', 200) from generate_series(1, 2000); rollback")},
 }
 
 // outlast is longer than it takes Postgres to give the slot to the other relay.
@@ -246,11 +252,11 @@ func freezePostgres(ctx context.Context, w *world, s step) error {
 	return nil
 }
 
-func terminate(sql string) func(context.Context, *world, step) error {
+func terminate(sql ...string) func(context.Context, *world, step) error {
 	return func(ctx context.Context, w *world, s step) error {
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		if err := w.pg.Exec(ctx, sql); err != nil {
+		if err := w.pg.Exec(ctx, sql...); err != nil {
 			w.note("  terminate: %v", err)
 		}
 		return nil

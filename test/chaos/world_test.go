@@ -76,7 +76,7 @@ func newWorld(t testing.TB, p *plan) *world {
 			w.locks[f.lock(i)] = &sync.Mutex{}
 		}
 	}
-	w.pg = harness.RunPostgres(t, harness.PostgresOptions{})
+	w.pg = harness.RunPostgres(t, harness.PostgresOptions{Settings: map[string]string{"logical_decoding_work_mem": "64kB"}}) // spills large transactions
 	o := harness.NATSOptions{MaxPayload: maxPayload, MaxStore: p.store}
 	if p.mode == "atomic" && p.replicas == 1 && p.seed%2 == 1 {
 		o.SyncInterval = "always" // where batches take another way through the server
