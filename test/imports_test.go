@@ -49,7 +49,8 @@ type layer struct {
 var layers = map[string]layer{
 	"event":       {},
 	"sock":        {},
-	"replication": {ours: []string{"sock"}, drivers: []string{modPGLogRepl, modPGX}},
+	"pgsession":   {drivers: []string{modPGX}},
+	"replication": {ours: []string{"pgsession", "sock"}, drivers: []string{modPGLogRepl, modPGX}},
 	"outbox":      {drivers: []string{modPGX, modCompress}},
 	"publisher":   {ours: []string{"sock"}, drivers: []string{modNATS, modNKeys, modNUID}},
 	"slotmgr":     {drivers: []string{modPGX}},
@@ -61,7 +62,7 @@ var layers = map[string]layer{
 	"inbox":       {drivers: []string{modPGX, modNATS}},
 	"examples":    {ours: []string{"inbox"}, drivers: []string{modPGX, modNATS}},
 	"cmd/walrelay": {
-		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "tracing", "inbox"},
+		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "pgsession", "tracing", "inbox"},
 		drivers: []string{modCobra, modPFlag, modPGX, modNATS, modPrometheus},
 	},
 }
