@@ -129,7 +129,7 @@ func TestNATSURLsAreJudged(t *testing.T) {
 // cruel are settings of a role or a database that would end walrelay's
 // sessions, make them read-only, or change the text that they read.
 var cruel = []string{
-	"statement_timeout = '1ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'", "idle_session_timeout = '50ms'",
+	"statement_timeout = '5ms'", "lock_timeout = '1ms'", "idle_in_transaction_session_timeout = '1ms'", "idle_session_timeout = '500ms'",
 	"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "default_transaction_deferrable = on",
 	"datestyle = 'SQL, DMY'", "intervalstyle = 'sql_standard'", "extra_float_digits = -15", "bytea_output = 'escape'",
 	"timezone = 'Asia/Tokyo'", "client_encoding = 'LATIN1'", "standard_conforming_strings = off", "quote_all_identifiers = on",
