@@ -14,6 +14,13 @@ type Config struct {
 	DSN  Secret
 	NATS NATS
 
+	// Unnamed means that neither the DSN nor a PG* variable names a server, a
+	// database or a role, so that connecting would be to a guess.
+	Unnamed bool
+
+	// Warnings are what of the configuration has no effect. They hold no secret.
+	Warnings []string
+
 	Slot          string
 	Publications  []string // exact names, never folded
 	Tables        []Table

@@ -1,14 +1,11 @@
 package config
 
 import (
-	"errors"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // settings are the keywords of a connection string, under libpq's names.
@@ -36,7 +33,10 @@ const encodeRemedy = `percent-encode it in the URL (@ is %40, : is %3A, / is %2F
 
 // readDSN reads a URL or a keyword/value string. Its mistakes never quote the
 // input, since where a password begins in it is then unknown.
-func readDSN(raw string) (settings, error) {
+func readDSN(raw string) (settings, error) { return readNoting(raw, func(string) {}) }
+
+// readNoting is readDSN that calls note with each keyword, in the order of the string.
+func readNoting(raw string, note func(key string)) (settings, error) {
 	raw = strings.TrimSpace(raw)
 	if strings.IndexByte(raw, 0) >= 0 {
 		return nil, &mistake{"the connection string contains a NUL byte", ""}
@@ -45,11 +45,11 @@ func readDSN(raw string) (settings, error) {
 	if isURL && !strings.Contains(scheme, "=") {
 		switch strings.ToLower(scheme) {
 		case "postgres", "postgresql":
-			return readURL(rest)
+			return readURL(rest, note)
 		}
 		return nil, &mistake{"the connection string is a URL of another kind", "begin it with postgres://"}
 	}
-	return readKeywords(raw)
+	return readKeywords(raw, note)
 }
 
 // secret renders the settings as a keyword/value string.
@@ -94,33 +94,8 @@ func quoteKeyword(v string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(v) + "'"
 }
 
-// checkDSN has pgx judge the settings, together with the PG* variables.
-func checkDSN(s settings) error {
-	if _, err := pgconn.ParseConfig(s.secret().value); err == nil {
-		return nil
-	}
-	// The reason is taken from a second try without secrets, because pgx
-	// redacts on a best-effort basis only.
-	bare := settings{}
-	for k, v := range s {
-		if !slices.Contains(secretKeys, k) {
-			bare[k] = v
-		}
-	}
-	_, err := pgconn.ParseConfig(bare.secret().value)
-	var perr *pgconn.ParseConfigError
-	if !errors.As(err, &perr) {
-		return &mistake{"the client key or its password cannot be used", "check sslkey and sslpassword"}
-	}
-	msg := perr.Error()
-	if i := strings.LastIndex(msg, "`: "); i >= 0 {
-		msg = msg[i+len("`: "):]
-	}
-	return &mistake{"the connection string is not usable: " + msg, "check it, and the PG* variables that add to it"}
-}
-
 // readKeywords reads keyword = value pairs by libpq's rules (conninfo_parse).
-func readKeywords(p string) (settings, error) {
+func readKeywords(p string, note func(string)) (settings, error) {
 	const space = " \t\n\r\v\f"
 	set := settings{}
 	for p = strings.TrimLeft(p, space); p != ""; p = strings.TrimLeft(p, space) {
@@ -162,7 +137,9 @@ func readKeywords(p string) (settings, error) {
 			return nil, &mistake{"a quoted value of the connection string does not end", `write \' for a quote and \\ for a backslash inside quotes`}
 		}
 		p = p[min(i, len(p)):]
-		set[keyword(key)] = val.String()
+		key = keyword(key)
+		note(key)
+		set[key] = val.String()
 	}
 	return set, nil
 }
@@ -194,7 +171,7 @@ const (
 // readURL reads what follows postgres://. Where libpq ends the password at the
 // first @ and gives up at a /, this looks for the one @ behind which hosts,
 // database and parameters make sense, so that a password pasted as it is works.
-func readURL(p string) (settings, error) {
+func readURL(p string, note func(string)) (settings, error) {
 	std := -1 // libpq's choice
 	if i := strings.IndexAny(p, "@/"); i >= 0 && p[i] == '@' {
 		std = i
@@ -231,7 +208,7 @@ func readURL(p string) (settings, error) {
 			set[part.key] = v
 		}
 	}
-	return set, readTail(p[at+1:], set)
+	return set, readTail(p[at+1:], set, note)
 }
 
 // readingAt judges p with the user and password ending at i, or with none when i is -1.
@@ -271,7 +248,7 @@ func splitTail(t string) (hosts, db, query string) {
 	return hosts, db, query
 }
 
-func readTail(t string, set settings) error {
+func readTail(t string, set settings, note func(string)) error {
 	hostList, db, query := splitTail(t)
 	var hosts, ports []string
 	// A colon inside brackets belongs to an IPv6 address.
@@ -314,6 +291,7 @@ func readTail(t string, set settings) error {
 			key, value = "sslmode", "require"
 		}
 		key = keyword(key)
+		note(key)
 		if slices.Contains(secretKeys, key) {
 			v, err := decodeLiteral(value, key)
 			if err != nil {
@@ -350,70 +328,4 @@ func decodeLiteral(text, name string) (string, error) {
 
 func isHex(c byte) bool {
 	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
-}
-
-// readNATSURLs reads one or more server URLs. The last @ ends a server's
-// credentials, whatever they contain.
-func readNATSURLs(texts []string) (Secret, error) {
-	var values, shown []string
-	for _, text := range texts {
-		bare := false // the server before had a scheme and no credentials
-		for one := range strings.SplitSeq(text, ",") {
-			one = strings.TrimSpace(one)
-			if one == "" {
-				continue
-			}
-			scheme, creds := strings.Contains(one, "://"), strings.Contains(one, "@")
-			if bare && creds && !scheme {
-				return Secret{}, &mistake{"a comma in a server's password cannot be told from the next server", "write it as %2C"}
-			}
-			bare = scheme && !creds
-			v, s, err := readNATSURL(one)
-			if err != nil {
-				return Secret{}, err
-			}
-			values, shown = append(values, v), append(shown, s)
-		}
-	}
-	if len(values) == 0 {
-		return Secret{}, &mistake{"names no server", "write nats://host:4222"}
-	}
-	return NewSecret(strings.Join(values, ","), strings.Join(shown, ",")), nil
-}
-
-func readNATSURL(one string) (value, shown string, err error) {
-	scheme, rest, ok := strings.Cut(one, "://")
-	if !ok {
-		scheme, rest = "nats", one
-	}
-	scheme = strings.ToLower(scheme)
-	switch scheme {
-	case "nats", "tls", "ws", "wss":
-	default:
-		return "", "", &mistake{"the scheme of a server URL must be nats, tls, ws or wss", "write nats://host:4222"}
-	}
-	creds, host := "", rest
-	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
-		user, password, both := strings.Cut(rest[:i], ":")
-		if user, err = decodeLiteral(user, "user"); err != nil {
-			return "", "", err
-		}
-		if password, err = decodeLiteral(password, "password"); err != nil {
-			return "", "", err
-		}
-		creds = url.User(user).String() + "@"
-		if both {
-			creds = url.UserPassword(user, password).String() + "@"
-		}
-		host = rest[i+1:]
-	}
-	u, perr := url.Parse(scheme + "://" + creds + host)
-	if perr != nil || u.Hostname() == "" {
-		return "", "", &mistake{"a server URL cannot be read", "write nats://host:4222, with @ : / # % , of a password percent-encoded, or use --nats-user and WALRELAY_NATS_PASSWORD"}
-	}
-	shown = scheme + "://" + host
-	if creds != "" {
-		shown = scheme + "://" + redacted + "@" + host
-	}
-	return u.String(), shown, nil
 }

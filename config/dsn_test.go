@@ -52,7 +52,7 @@ func TestDSNKeepsPasswordsAsTheyAre(t *testing.T) {
 	} {
 		set, err := readDSN(c.dsn)
 		if err == nil {
-			err = checkDSN(set)
+			_, err = parseDSN(set)
 		}
 		if err != nil {
 			t.Errorf("%s: %v", c.dsn, err)
@@ -135,7 +135,7 @@ func TestDSNMistakesNeverQuoteThePassword(t *testing.T) {
 	} {
 		set, err := readDSN(dsn)
 		if err == nil {
-			err = checkDSN(set)
+			_, err = parseDSN(set)
 		}
 		if strings.HasSuffix(dsn, "hunter2/x@h") && err == nil {
 			if set["password"] != "hunter2/x" { // the port is no number, so this is one way only
@@ -166,6 +166,10 @@ func TestNATSURLs(t *testing.T) {
 		{"nats://u:a%40b@h", "nats://u:a%40b@h", "nats://xxxxx@h"},
 		{"a:1, u:p@b:2", "nats://a:1,nats://u:p@b:2", "nats://a:1,nats://xxxxx@b:2"},
 		{"nats://[::1]:4222", "nats://[::1]:4222", "nats://[::1]:4222"},
+		{"[::1]", "nats://[::1]:4222", "nats://[::1]:4222"},
+		{"tls://u:p@[::1]", "tls://u:p@[::1]:4222", "tls://xxxxx@[::1]:4222"},
+		{"nats://h:4222/", "nats://h:4222", "nats://h:4222"},
+		{"nats://h:,[fe80::1]:1", "nats://h,nats://[fe80::1]:1", "nats://h,nats://[fe80::1]:1"},
 	} {
 		got, err := readNATSURLs([]string{c.in})
 		if err != nil {
@@ -184,6 +188,39 @@ func TestNATSURLs(t *testing.T) {
 		}
 		if m := (*mistake)(nil); !errors.As(err, &m) || strings.Contains(m.msg+m.remedy, pw) {
 			t.Errorf("%s: %q shows the password", in, err)
+		}
+	}
+}
+
+func TestNATSURLMistakesNameTheRightSpelling(t *testing.T) {
+	for in, want := range map[string]string{
+		"nats://::1:4222":            "write nats://[::1]:4222",
+		"::1":                        "write nats://[::1]:4222",
+		"tls://u:hunter2@fe80::1:99": "write tls://[fe80::1:99]:4222",
+		"2001:db8::7:4223":           "write nats://[2001:db8::7]:4223",
+		"1:2:3:4:5:6:7:8:80":         "write nats://[1:2:3:4:5:6:7:8]:80",
+		"ws://u:hunter2@h:8080":      "write nats://host:4222",
+		"wss://h":                    "write tls://host:4222",
+		"http://h:4222":              "write nats://host:4222",
+		"natz://h":                   "write nats://host:4222",
+		"h:1, ws://h":                "write nats://host:4222",
+		"h:70000":                    "write nats://host:4222",
+		"h:0":                        "write nats://host:4222",
+		"nats:h:4222":                "write nats://host:4222",
+		"nats://h/4222":              "write nats://host:4222",
+		"nats://[::1:4222":           "write nats://[::1]:4222",
+		"nats://[h]:4222":            "write nats://[::1]:4222",
+		"nats://:4222":               "write nats://host:4222",
+		"nats://":                    "write nats://host:4222",
+	} {
+		got, err := readNATSURLs([]string{in})
+		var m *mistake
+		if !errors.As(err, &m) {
+			t.Errorf("%s: got %v, %v", in, got, err)
+			continue
+		}
+		if !strings.HasPrefix(m.remedy, want) || strings.Contains(m.msg+m.remedy, pw) {
+			t.Errorf("%s: the remedy is %q, want %q", in, m.remedy, want)
 		}
 	}
 }

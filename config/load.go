@@ -179,38 +179,6 @@ func (l *loader) reject(o *option, f found, err error) {
 	l.problems = append(l.problems, p)
 }
 
-// loadDSN reads the connection string. libpq's variables rank with our own, so
-// they win over a string of the file; over one of a flag or of our own
-// variable they only fill what it leaves out, as libpq has it.
-func (l *loader) loadDSN(c *Config, o *option, f found) {
-	if l.flags.Lookup(o.name) == nil {
-		return
-	}
-	set := settings{}
-	if f.texts != nil {
-		var err error
-		if set, err = readDSN(f.texts[0]); err != nil {
-			l.reject(o, f, err)
-			return
-		}
-	}
-	if f.from == byFile {
-		for name, key := range libpqEnv {
-			if l.env[name] != "" {
-				delete(set, key)
-			}
-		}
-	}
-	if err := checkDSN(set); err != nil {
-		if f.source == "" {
-			f.source = "PG* variables"
-		}
-		l.reject(o, f, err)
-		return
-	}
-	c.DSN = set.secret()
-}
-
 // unknownEnv tells variables that look like slips of ours. Others are let be:
 // Kubernetes makes WALRELAY_PORT and the like for a service of that name.
 func (l *loader) unknownEnv() {

@@ -47,6 +47,7 @@ func mustLoad(t *testing.T, file string, env []string, args ...string) *Config {
 func TestDefaults(t *testing.T) {
 	got := mustLoad(t, "", nil)
 	want := &Config{
+		Unnamed:      true,
 		NATS:         NATS{URL: NewSecret("nats://127.0.0.1:4222", "nats://127.0.0.1:4222"), Sync: SyncUnknown},
 		Slot:         "walrelay",
 		Publications: []string{"walrelay"}, Tables: []Table{{Name: "public.outbox"}}, MessagePrefix: "walrelay",

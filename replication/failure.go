@@ -45,6 +45,7 @@ const (
 	configurationLimit    = "53400"
 	notInPrerequisite     = "55000"
 	objectInUse           = "55006"
+	cannotChangeParameter = "55P02"
 
 	classDataException = "22"
 )
@@ -72,8 +73,8 @@ func connectFailure(conf *pgconn.Config, err error) error {
 		return fail(event.Precondition, grantReplication(conf))
 	case protocolViolation, syntaxError:
 		return fail(event.Precondition, hintPooler)
-	case undefinedObject, invalidParameterValue:
-		return fail(event.Precondition, "check the parameters of the DSN")
+	case undefinedObject, invalidParameterValue, cannotChangeParameter:
+		return fail(event.Precondition, "check the settings of the server in the DSN, in its options and in PGOPTIONS")
 	case tooManyConnections:
 		return fail(event.Transient, "raise max_connections or max_wal_senders, or end sessions that nobody needs")
 	}

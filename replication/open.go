@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/walrelay/walrelay/event"
+	"github.com/walrelay/walrelay/pgsession"
 	"github.com/walrelay/walrelay/sock"
 )
 
@@ -119,9 +120,7 @@ func (cfg Config) check() error {
 	return nil
 }
 
-// session returns the configuration of a replication connection. The settings
-// fix the text form of values, which settings of the role or the database
-// would otherwise change.
+// session returns the configuration of a replication connection.
 func (cfg Config) session() *pgconn.Config {
 	conf := cfg.Conn.Copy()
 	if conf.RuntimeParams == nil {
@@ -134,16 +133,11 @@ func (cfg Config) session() *pgconn.Config {
 		p[name] = value
 	}
 	set("replication", "database")
-	set("client_encoding", "UTF8")
-	set("datestyle", "ISO")
-	set("intervalstyle", "postgres")
-	set("extra_float_digits", "3")
-	set("timezone", "UTC")
-	set("bytea_output", "hex")
 	if cfg.WALSenderTimeout > 0 {
 		set("wal_sender_timeout", fmt.Sprintf("%dms", max(cfg.WALSenderTimeout.Milliseconds(), 1)))
 	}
 	p["application_name"] = cmp.Or(p["application_name"], "walrelay")
+	pgsession.Replication(conf)
 	return conf
 }
 
@@ -171,14 +165,6 @@ func (s *Stream) identify(ctx context.Context, cfg Config, conf *pgconn.Config) 
 		return event.Fail(event.Precondition, "ALTER SYSTEM SET wal_level = logical, then restart Postgres",
 			"wal_level of the server is %q, not \"logical\"", level)
 	}
-	if version >= 17 {
-		// Decoding a transaction counts as one, and a timeout set for the role
-		// or the database would stop a long one every time it is tried.
-		if _, err := s.pg.Exec(ctx, "SET transaction_timeout = 0").ReadAll(); err != nil {
-			return startFailure(conf, cfg.Slot, "set transaction_timeout", err)
-		}
-	}
-
 	if s.origin, err = identify(ctx, s.pg); err != nil {
 		return startFailure(conf, cfg.Slot, "identify the server", err)
 	}

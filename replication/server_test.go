@@ -345,7 +345,7 @@ func TestRealServer(t *testing.T) {
 			"other plugin":      {func(c *Config) { c.Slot = "plugin" }, event.Precondition, "pgoutput"},
 			"no replication":    {func(c *Config) { c.Conn.User = "plain" }, event.Precondition, `ALTER ROLE "plain" REPLICATION`},
 			"no such database":  {func(c *Config) { c.Conn.Database = "nowhere" }, event.Precondition, "database"},
-			"unknown parameter": {func(c *Config) { c.Conn.RuntimeParams["nonsense"] = "1" }, event.Precondition, "parameters"},
+			"unknown parameter": {func(c *Config) { c.Conn.RuntimeParams["nonsense"] = "1" }, event.Precondition, "PGOPTIONS"},
 			"nobody listens":    {func(c *Config) { c.Conn.Port = 1; c.Conn.Fallbacks = nil }, event.Transient, ""},
 		} {
 			cfg := db.config(t)

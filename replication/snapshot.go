@@ -41,11 +41,6 @@ func TakeSnapshot(ctx context.Context, cfg Config, temporary string) (*Snapshot,
 		return nil, err
 	}
 	conf := cfg.session()
-	// This session is idle while the table is read.
-	conf.RuntimeParams["idle_in_transaction_session_timeout"] = "0"
-	conf.RuntimeParams["idle_session_timeout"] = "0"
-	conf.RuntimeParams["statement_timeout"] = "0"
-	conf.RuntimeParams["lock_timeout"] = "0"
 	pg, err := pgconn.ConnectConfig(ctx, conf)
 	if err != nil {
 		return nil, connectFailure(conf, err)

@@ -468,12 +468,19 @@ func TestOpenAsksForCommittedTextOnly(t *testing.T) {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 		for name, want := range map[string]string{
-			"replication": "database", "client_encoding": "UTF8", "datestyle": "ISO", "DateStyle": "", "intervalstyle": "postgres",
-			"extra_float_digits": "3", "timezone": "UTC", "bytea_output": "hex", "application_name": "walrelay",
+			"replication": "database", "DateStyle": "", "application_name": "walrelay",
 			"wal_sender_timeout": "20000ms", "user": "relay", "database": "orders",
 		} {
 			if got := p.startup[name]; got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		for _, want := range []string{
+			"client_encoding = 'UTF8'", "datestyle = 'ISO'", "intervalstyle = 'postgres'", "extra_float_digits = '3'",
+			"timezone = 'UTC'", "bytea_output = 'hex'", "idle_session_timeout = '0'",
+		} {
+			if !strings.Contains(p.commands[0], "SET "+want) {
+				t.Errorf("the session began with %s, want %s", p.commands[0], want)
 			}
 		}
 		if got := cfg.Conn.RuntimeParams; len(got) != 1 {
@@ -542,26 +549,26 @@ func TestOpenFailures(t *testing.T) {
 		hint  string // in the hint; "" means none
 		is    error
 	}{
-		"slot missing":        {refuse("START_REPLICATION", "42704", `replication slot "orders" does not exist`), event.Precondition, `slot "orders"`, "walrelay slot create", nil},
-		"slot active":         {refuse("START_REPLICATION", "55006", `replication slot "orders" is active for PID 4711`), event.Transient, "4711", "taken over", ErrSlotActive},
-		"slot invalidated":    {refuse("START_REPLICATION", "55000", "cannot read from logical replication slot"), event.Transient, "cannot read", "", nil},
-		"other plugin":        {refuse("START_REPLICATION", "22023", `option "proto_version" = "1" is unknown`), event.Precondition, "proto_version", "pgoutput", nil},
-		"may not replicate":   {refuse("START_REPLICATION", "42501", "permission denied"), event.Precondition, "permission", `ALTER ROLE "relay" REPLICATION`, nil},
-		"no walsender":        {refuse("", "53300", "number of requested standby connections exceeds max_wal_senders"), event.Transient, "max_wal_senders", "max_wal_senders", nil},
-		"no slots":            {refuse("START_REPLICATION", "53400", "all replication slots are in use"), event.Transient, "in use", "max_replication_slots", nil},
-		"pooler, refusing":    {refuse("", "08P01", "unsupported startup parameter: replication"), event.Precondition, "unsupported", "pooler", nil},
-		"pooler, ignoring":    {refuse("IDENTIFY_SYSTEM", "42601", "syntax error"), event.Precondition, "identify", "pooler", nil},
-		"wrong password":      {refuse("", "28P01", `password authentication failed for user "relay"`), event.Precondition, "authentication", "password", nil},
-		"not in pg_hba":       {refuse("", "28000", "no pg_hba.conf entry"), event.Precondition, "pg_hba", "pg_hba.conf", nil},
-		"no such database":    {refuse("", "3D000", `database "orders" does not exist`), event.Precondition, "orders", "database", nil},
-		"role":                {refuse("", "42501", "must be superuser or replication role to start walsender"), event.Precondition, "walsender", `ALTER ROLE "relay" REPLICATION`, nil},
-		"starting up":         {refuse("", "57P03", "the database system is starting up"), event.Transient, "starting up", "", nil},
-		"wal_level":           {func(p *peer) { p.level = "replica" }, event.Precondition, "replica", "ALTER SYSTEM SET wal_level = logical", nil},
-		"old server":          {func(p *peer) { p.version = "13.9" }, event.Precondition, "13", "14", nil},
-		"standby":             {func(p *peer) { p.standby = true }, event.Transient, "standby", "target_session_attrs", nil},
-		"no version":          {func(p *peer) { p.version = "?" }, event.Precondition, "version", "pooler", nil},
-		"bad timeline file":   {func(p *peer) { p.timeline, p.history = "2", "x" }, event.Unexpected, "history", "report", nil},
-		"transaction_timeout": {func(p *peer) { p.version = "17.1"; refuse("SET", "42501", "no")(p) }, event.Precondition, "transaction_timeout", "ALTER ROLE", nil},
+		"slot missing":      {refuse("START_REPLICATION", "42704", `replication slot "orders" does not exist`), event.Precondition, `slot "orders"`, "walrelay slot create", nil},
+		"slot active":       {refuse("START_REPLICATION", "55006", `replication slot "orders" is active for PID 4711`), event.Transient, "4711", "taken over", ErrSlotActive},
+		"slot invalidated":  {refuse("START_REPLICATION", "55000", "cannot read from logical replication slot"), event.Transient, "cannot read", "", nil},
+		"other plugin":      {refuse("START_REPLICATION", "22023", `option "proto_version" = "1" is unknown`), event.Precondition, "proto_version", "pgoutput", nil},
+		"may not replicate": {refuse("START_REPLICATION", "42501", "permission denied"), event.Precondition, "permission", `ALTER ROLE "relay" REPLICATION`, nil},
+		"no walsender":      {refuse("", "53300", "number of requested standby connections exceeds max_wal_senders"), event.Transient, "max_wal_senders", "max_wal_senders", nil},
+		"no slots":          {refuse("START_REPLICATION", "53400", "all replication slots are in use"), event.Transient, "in use", "max_replication_slots", nil},
+		"pooler, refusing":  {refuse("", "08P01", "unsupported startup parameter: replication"), event.Precondition, "unsupported", "pooler", nil},
+		"pooler, ignoring":  {refuse("IDENTIFY_SYSTEM", "42601", "syntax error"), event.Precondition, "identify", "pooler", nil},
+		"wrong password":    {refuse("", "28P01", `password authentication failed for user "relay"`), event.Precondition, "authentication", "password", nil},
+		"not in pg_hba":     {refuse("", "28000", "no pg_hba.conf entry"), event.Precondition, "pg_hba", "pg_hba.conf", nil},
+		"no such database":  {refuse("", "3D000", `database "orders" does not exist`), event.Precondition, "orders", "database", nil},
+		"role":              {refuse("", "42501", "must be superuser or replication role to start walsender"), event.Precondition, "walsender", `ALTER ROLE "relay" REPLICATION`, nil},
+		"starting up":       {refuse("", "57P03", "the database system is starting up"), event.Transient, "starting up", "", nil},
+		"wal_level":         {func(p *peer) { p.level = "replica" }, event.Precondition, "replica", "ALTER SYSTEM SET wal_level = logical", nil},
+		"old server":        {func(p *peer) { p.version = "13.9" }, event.Precondition, "13", "14", nil},
+		"standby":           {func(p *peer) { p.standby = true }, event.Transient, "standby", "target_session_attrs", nil},
+		"no version":        {func(p *peer) { p.version = "?" }, event.Precondition, "version", "pooler", nil},
+		"bad timeline file": {func(p *peer) { p.timeline, p.history = "2", "x" }, event.Unexpected, "history", "report", nil},
+		"settings refused":  {func(p *peer) { p.version = "17.1"; refuse("SET", "42501", "no")(p) }, event.Precondition, "connect", "ALTER ROLE", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -613,7 +620,7 @@ func TestOpenEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		cfg := p.config(t)
-		cfg.Conn.AfterConnect = func(ctx context.Context, _ *pgconn.PgConn) error {
+		cfg.Conn.ValidateConnect = func(ctx context.Context, _ *pgconn.PgConn) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}

@@ -32,6 +32,7 @@ const (
 	codeLimitExceeded         = "53400"
 	codeNotInState            = "55000"
 	codeInUse                 = "55006"
+	codeCannotChangeParameter = "55P02"
 	codeAdminShutdown         = "57P01"
 	codeCrashShutdown         = "57P02"
 	codeCannotConnectNow      = "57P03"
@@ -81,7 +82,9 @@ func explain(cfg *pgx.ConnConfig, err error) (class event.Class, hint, cause str
 		case codeInvalidCatalogName:
 			return event.Precondition, "name the database that holds the outbox table in the DSN or in PGDATABASE", cause
 		case codeInsufficientPrivilege:
-			return event.Precondition, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s;", db, role), cause
+			return event.Precondition, fmt.Sprintf("GRANT CONNECT ON DATABASE %s TO %s; or leave out of the DSN the settings that the role may not change", db, role), cause
+		case codeUndefinedObject, codeInvalidParameter, codeCannotChangeParameter:
+			return event.Precondition, "check the settings of the server in the DSN, in its options and in PGOPTIONS", cause
 		case codeProtocolViolation:
 			return event.Precondition, "this looks like a connection pooler: give the address of Postgres itself", cause
 		case codeTooManyConnections:

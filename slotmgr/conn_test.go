@@ -54,7 +54,7 @@ func TestConnectSaysWhatToDo(t *testing.T) {
 		"no such host":     {"postgres://u:s3cr3t@nowhere.invalid/db", event.Transient, "lookup nowhere.invalid", "host name"},
 		"no answer":        {fmt.Sprintf("postgres://u:s3cr3t@%s/db?sslmode=disable", silent.Addr()), event.Transient, "timeout", "no answer"},
 		"no startup option": {
-			pg.DSN("postgres") + "&no_such_setting=1", event.Transient, "42704", "",
+			pg.DSN("postgres") + "&no_such_setting=1", event.Precondition, "42704", "PGOPTIONS",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

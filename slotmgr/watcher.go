@@ -168,8 +168,7 @@ func (w *Watcher) listen(ctx context.Context) (*pgx.Conn, time.Time, error) {
 	}
 	var started time.Time
 	var exists bool
-	err = conn.QueryRow(ctx, `select pg_postmaster_start_time(), exists (select from pg_replication_slots where slot_name = $1)
-		from set_config('idle_session_timeout', '0', false)`, w.slot).Scan(&started, &exists)
+	err = conn.QueryRow(ctx, `select pg_postmaster_start_time(), exists (select from pg_replication_slots where slot_name = $1)`, w.slot).Scan(&started, &exists)
 	if err != nil {
 		hangUp(conn)
 		return nil, time.Time{}, err

@@ -50,7 +50,8 @@ var layers = map[string]layer{
 	"event":       {},
 	"sock":        {},
 	"charset":     {drivers: []string{modPGX}},
-	"replication": {ours: []string{"charset", "sock"}, drivers: []string{modPGLogRepl, modPGX}},
+	"pgsession":   {drivers: []string{modPGX}},
+	"replication": {ours: []string{"charset", "pgsession", "sock"}, drivers: []string{modPGLogRepl, modPGX}},
 	"outbox":      {ours: []string{"charset"}, drivers: []string{modPGX, modCompress}},
 	"publisher":   {ours: []string{"sock"}, drivers: []string{modNATS, modNKeys, modNUID}},
 	"slotmgr":     {drivers: []string{modPGX}},
@@ -62,7 +63,7 @@ var layers = map[string]layer{
 	"inbox":       {drivers: []string{modPGX, modNATS}},
 	"examples":    {ours: []string{"inbox"}, drivers: []string{modPGX, modNATS}},
 	"cmd/walrelay": {
-		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "tracing", "inbox"},
+		ours:    []string{"config", "metrics", "relay", "operate", "replication", "outbox", "publisher", "slotmgr", "pgsession", "tracing", "inbox"},
 		drivers: []string{modCobra, modPFlag, modPGX, modNATS, modPrometheus},
 	},
 }

@@ -175,6 +175,10 @@ func applySteps(cmd *cobra.Command, cfg *config.Config, all []step) error {
 		return err
 	}
 	defer hangUp(conn)
+	// A limit that keeps DDL from queueing before everybody else is meant for these statements.
+	if _, err := conn.Exec(cmd.Context(), "reset lock_timeout"); err != nil {
+		return err
+	}
 	idle := true
 	for _, s := range all {
 		changes, err := s.Apply(cmd.Context(), conn)

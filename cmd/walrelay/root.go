@@ -81,12 +81,26 @@ func command(p *process, cmd *cobra.Command, groups []config.Group, run func(*co
 		if err != nil {
 			return err
 		}
+		warn(p, cmd, cfg)
 		if err := run(cmd, args, cfg); err != nil {
 			return begun{err}
 		}
 		return nil
 	}
 	return cmd
+}
+
+// warn prints what of the configuration has no effect, as a log line where the
+// command logs.
+func warn(p *process, cmd *cobra.Command, cfg *config.Config) {
+	for _, text := range cfg.Warnings {
+		if cmd.Flags().Lookup("log-format") != nil {
+			log, _ := newLogger(p, cfg.Log)
+			log.Warn(text)
+			continue
+		}
+		_, _ = fmt.Fprintf(p.err, "warning: %s\n", text)
+	}
 }
 
 // newLogger logs to the process's stderr, at a level that can be changed.

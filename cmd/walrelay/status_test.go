@@ -255,7 +255,7 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(aStatus().Relay.Report)
 	}))
 	defer srv.Close()
-	env := []string{"NATS_URL=nats://" + fmt.Sprintf("127.0.0.1:%d", closedPort(t))}
+	env := []string{"NATS_URL=nats://" + fmt.Sprintf("127.0.0.1:%d", closedPort(t)), "WALRELAY_DSN=" + fmt.Sprintf("host=127.0.0.1 port=%d", closedPort(t))}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	told := &signalWriter{text: "healthy leader 1234 events/s lag 250ms 4.0 KiB\n", found: make(chan struct{})}
 	done := make(chan int, 1)

@@ -6,11 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
@@ -20,37 +18,8 @@ import (
 	"github.com/walrelay/walrelay/outbox"
 )
 
-// connectTimeout is that of each address of a DSN that sets none, for servers
-// that take a connection and never say a word.
-const connectTimeout = 10 * time.Second
-
 // clientName is what Postgres and NATS see unless the DSN names another.
 const clientName = "walrelay"
-
-// pgConfig is the configuration of an ordinary connection.
-func pgConfig(cfg *config.Config) (*pgx.ConnConfig, error) {
-	pg, err := pgx.ParseConfig(cfg.DSN.Reveal())
-	if err != nil {
-		// config has parsed it before, so what changed is beside it. The text of
-		// err is left out, since it may quote the string.
-		return nil, event.Fail(event.Usage, "check the DSN, and the PG* variables and files that add to it", "the connection string is not usable")
-	}
-	if pg.RuntimeParams["application_name"] == "" {
-		pg.RuntimeParams["application_name"] = clientName
-	}
-	// Values come as text, whose form settings of the role or the database would change.
-	for name, value := range map[string]string{"client_encoding": "UTF8", "datestyle": "ISO", "intervalstyle": "postgres"} {
-		maps.DeleteFunc(pg.RuntimeParams, func(k, _ string) bool { return strings.EqualFold(k, name) })
-		pg.RuntimeParams[name] = value
-	}
-	if pg.ConnectTimeout == 0 {
-		pg.ConnectTimeout = connectTimeout
-	}
-	// Nothing prepared: through a pooler it may meet what another session
-	// prepared, and the error would hide that it is the pooler that has to go.
-	pg.DefaultQueryExecMode = pgx.QueryExecModeExec
-	return pg, nil
-}
 
 // natsOptions are the credentials and TLS settings. It reads the files, so that
 // a bad one is told with its name.
