@@ -49,11 +49,7 @@ func Peek(ctx context.Context, conn *pgx.Conn, o PeekOptions, each func(lsn even
 		return 0, err
 	}
 	if name != slot.Name {
-		defer func() {
-			if !conn.IsClosed() { // else it is gone with the session
-				_, _ = conn.Exec(context.WithoutCancel(ctx), "select pg_drop_replication_slot($1)", name)
-			}
-		}()
+		defer dropCopy(ctx, conn, name)
 	}
 	n, err = peek(ctx, conn, name, o, each)
 	if sqlstate(err) == codeUndefinedObject {
@@ -177,14 +173,4 @@ func Advanceable(ctx context.Context, conn *pgx.Conn, name string) (Slot, error)
 		return Slot{}, inUse(slot)
 	}
 	return slot, nil
-}
-
-// End is the end of the log that is safe on disk, which a slot can be advanced to.
-func End(ctx context.Context, conn *pgx.Conn) (event.LSN, error) {
-	var end int64
-	err := conn.QueryRow(ctx, `select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end - '0/0')::int8`).Scan(&end)
-	if err != nil {
-		return 0, sqlFailure(conn, err, "read the end of the log")
-	}
-	return event.LSN(end), nil
 }

@@ -112,3 +112,120 @@ func TestCreationOfASlotIsWatchedAndLeavesNothing(t *testing.T) {
 		})
 	}
 }
+
+// page is more than a page of the WAL, so that a record with it crosses one.
+var page = strings.Repeat("x", 20_000)
+
+// half emits a message that belongs to no transaction and is flushed in part: a
+// transaction that is idle after it leaves the flush position within the record. end
+// has the rest flushed.
+func (r *rig) half(id string) (first, last uint64, end func()) {
+	r.t.Helper()
+	conn := r.pg.MustConn(r.t)
+	one := func(sql string, args ...any) (lsn int64) {
+		r.t.Helper()
+		if err := conn.QueryRow(r.t.Context(), sql, args...).Scan(&lsn); err != nil {
+			r.t.Fatal(err)
+		}
+		return lsn
+	}
+	if _, err := conn.Exec(r.t.Context(), "begin"); err != nil {
+		r.t.Fatal(err)
+	}
+	begin := one("select (pg_current_wal_insert_lsn() - '0/0')::int8")
+	stop := one("select (pg_logical_emit_message(false, 'walrelay', $1) - '0/0')::int8",
+		fmt.Sprintf(`{"id": %q, "aggregate_type": "order", "aggregate_id": "1", "event_type": "placed", "payload": {"x": %q}}`, id, page))
+	r.await(quick, "the flush position is within the record", func() bool {
+		at := query[int64](r, "select (pg_current_wal_flush_lsn() - '0/0')::int8")
+		if at >= stop {
+			r.t.Fatalf("the record %x-%x is flushed up to %x", begin, stop, at)
+		}
+		return at > begin
+	})
+	return uint64(begin), uint64(stop), func() {
+		r.t.Helper()
+		if _, err := conn.Exec(r.t.Context(), "select pg_current_xact_id(); commit", pgx.QueryExecModeSimpleProtocol); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// A slot is never confirmed up to a place within a record: Postgres would skip the
+// message with it, and the next start would miss it.
+func TestNoPlaceWithinARecordIsConfirmed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{pg: quietWAL, args: []string{"--messages", "--status-interval", "500ms"}})
+	r.relay.MustStart(t)
+	r.exec(into + "values ('a', 'b', 'c', '{}')")
+	r.stored(1, quick)
+	const rounds = 6
+	for i := range rounds {
+		first, last, end := r.half(fmt.Sprint("m", i))
+		start := time.Now()
+		r.await(quick, "the relay has looked at that place twice", func() bool { return time.Since(start) > 700*time.Millisecond })
+		end()
+		r.await(quick, "it is confirmed", func() bool {
+			at := uint64(query[int64](r, "select (confirmed_flush_lsn - '0/0')::int8 from pg_replication_slots where slot_name = $1", slot))
+			if at > first+64 && at < last {
+				t.Fatalf("confirmed up to %x, within the record %x-%x", at, first, last)
+			}
+			return at >= last
+		})
+	}
+	r.stored(1+rounds, quick)
+	must(t, r.relay.Kill())
+	r.relay.MustStart(t)
+	r.exec(into + "values ('a', 'b', 'c', '{}')")
+	r.stored(2+rounds, quick)
+	if code := r.relay.MustStop(t, quick); code != 0 {
+		t.Errorf("exit code %d\n%s", code, r.relay.Output())
+	}
+}
+
+// quietWAL is a server whose background flushes leave the last page alone.
+var quietWAL = harness.PostgresOptions{Settings: map[string]string{"wal_writer_delay": "10ms", "bgwriter_delay": "10s", "checkpoint_timeout": "1d", "autovacuum": "off"}}
+
+// What slot advance skips it lists, also where the place to advance to is
+// within a message's record.
+func TestAdvanceTakesRecordsAsAWhole(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{pg: quietWAL, args: []string{"--messages"}})
+	r.relay.MustStart(t)
+	r.exec(into + "values ('a', 'b', 'c', '{}')")
+	r.stored(1, quick)
+	if code := r.relay.MustStop(t, quick); code != 0 {
+		t.Fatalf("exit code %d\n%s", code, r.relay.Output())
+	}
+	advance := func(args ...string) harness.Ran {
+		return r.must(slices.Concat([]string{"slot", "advance", slot, "--yes", "--messages"}, r.flags(), args)...)
+	}
+	confirmed := func() uint64 {
+		return uint64(query[int64](r, "select (confirmed_flush_lsn - '0/0')::int8 from pg_replication_slots where slot_name = $1", slot))
+	}
+	_, last, end := r.half("now")
+	ran := advance("--to-now")
+	if !strings.Contains(ran.Stdout, `"id":"now"`) || confirmed() < last {
+		t.Errorf("to now, %x: confirmed %x\n%s%s", last, confirmed(), head(ran.Stdout), ran.Stderr)
+	}
+	end()
+	for _, blind := range []bool{false, true} {
+		first, last, end := r.half("to")
+		end()
+		args := []string{"--to", fmt.Sprintf("0/%X", (first+last)/2)}
+		if blind {
+			args = append(args, "--blind")
+		}
+		ran = advance(args...)
+		if !blind && !strings.Contains(ran.Stdout, `"id":"to"`) || confirmed() != last {
+			t.Errorf("blind %t, within %x-%x: confirmed %x\n%s%s", blind, first, last, confirmed(), head(ran.Stdout), ran.Stderr)
+		}
+	}
+	r.relay.MustStart(t)
+	r.exec(into + "values ('a', 'b', 'c', '{}')")
+	r.stored(2, quick)
+	if code := r.relay.MustStop(t, quick); code != 0 {
+		t.Errorf("exit code %d\n%s", code, r.relay.Output())
+	}
+}
+
+func head(s string) string { return s[:min(len(s), 500)] }

@@ -112,9 +112,11 @@ func (e *ends) origin(ctx context.Context, slot slotmgr.Slot) (event.Origin, err
 // log reads the slot over an ordinary connection.
 func (e *ends) log(conn *pgx.Conn, origin event.Origin) operate.Log {
 	return peekedLog{conn: conn, origin: origin, options: slotmgr.PeekOptions{
-		Slot: origin.Slot, Plugin: replication.PluginOptions(e.cfg.Publications, true),
+		Slot: origin.Slot, Plugin: plugin(e.cfg),
 	}}
 }
+
+func plugin(cfg *config.Config) []string { return replication.PluginOptions(cfg.Publications, true) }
 
 // peekedLog is an operate.Log of a slot that is not moved.
 type peekedLog struct {

@@ -149,7 +149,7 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 		job.Resume = survey.Resume
 		job.Checkpoint = checkpointOf{e.pub, origin}
 	}
-	if job.To, err = destination(ctx, conn, log, slot, t); err != nil {
+	if job.To, err = destination(ctx, conn, log, slot, t, plugin(e.cfg)); err != nil {
 		return err
 	}
 
@@ -191,7 +191,7 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 }
 
 // destination is the LSN to advance to.
-func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slotmgr.Slot, t target) (event.LSN, error) {
+func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slotmgr.Slot, t target, plugin []string) (event.LSN, error) {
 	if t.tx != (operate.Transaction{}) {
 		return operate.FindEnd(ctx, log, t.tx)
 	}
@@ -207,7 +207,7 @@ func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slot
 	case t.to < slot.ConfirmedFlush:
 		return 0, event.Fail(event.Precondition, "name a later LSN", "slot %q is confirmed up to %s and cannot go back to %s", slot.Name, slot.ConfirmedFlush, t.to)
 	}
-	return t.to, nil
+	return slotmgr.Boundary(ctx, conn, slot, t.to, plugin)
 }
 
 // listLimit is how many of the events a list shows.
