@@ -35,12 +35,13 @@ type Advance struct {
 	Skip func(*Event) error
 
 	// Sure is asked once all are told. Its error ends the job before anything is changed.
-	Sure func(skipped int) error
+	Sure func(Advanced) error
 }
 
 // Advanced is what was done.
 type Advanced struct {
 	Skipped    int
+	Unread     int       // transactions, or changes, that cannot be decoded
 	Slot       event.LSN // where the slot is now
 	Checkpoint bool      // it was moved, too
 }
@@ -52,11 +53,11 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	var stored event.Checkpoint
 	var err error
 	if a.Log != nil {
-		if done.Skipped, stored, err = a.tell(ctx); err != nil {
+		if stored, err = a.tell(ctx, &done); err != nil {
 			return done, err
 		}
 	}
-	if err := a.Sure(done.Skipped); err != nil {
+	if err := a.Sure(done); err != nil {
 		return done, err
 	}
 	if a.Checkpoint != nil {
@@ -68,9 +69,9 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	return done, err
 }
 
-// tell reads what will be skipped, and returns how much that is and the last
-// event that was counted off as stored.
-func (a Advance) tell(ctx context.Context) (skipped int, stored event.Checkpoint, err error) {
+// tell reads what will be skipped, counts it, and returns the last event that
+// was counted off as stored.
+func (a Advance) tell(ctx context.Context, done *Advanced) (stored event.Checkpoint, err error) {
 	f := filter{resume: a.Resume, mapper: a.Mapper}
 	upTo := a.To
 	if a.Resume.Skip > 0 {
@@ -90,11 +91,17 @@ func (a Advance) tell(ctx context.Context) (skipped int, stored event.Checkpoint
 		if ev == nil {
 			return err
 		}
-		skipped++
+		done.Skipped++
 		return a.Skip(keep(ev, poison))
+	}, func(u Unread) error {
+		if max(u.Position.Commit, u.Position.Change) >= a.To {
+			return nil
+		}
+		done.Unread++
+		return a.Skip(u.event())
 	})
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
-	return skipped, f.stored, err
+	return f.stored, err
 }

@@ -172,14 +172,14 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 		case n.File == waitsForStandby:
 			s.tell(n)
 		default:
-			return skippedPublication(s.publications, n)
+			return skippedPublication(s.origin.Slot, s.publications, n)
 		}
 		return nil
 	case *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
 		return nil
 	case *pgproto3.ErrorResponse:
 		s.ended.Store(true)
-		return streamFailure(s.publications, pgconn.ErrorResponseToPgError(msg))
+		return streamFailure(s.origin.Slot, s.publications, pgconn.ErrorResponseToPgError(msg))
 	case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 		// The last word of a walsender that has sent and seen confirmed
 		// everything when the server shuts down (WalSndDone).

@@ -24,6 +24,11 @@ type PeekOptions struct {
 	// Changes ends the read at the end of the transaction in which so many
 	// changes are reached; zero does not.
 	Changes int
+
+	// Unread, when set, is called for a transaction that the server cannot decode, in
+	// its place, and the read goes on behind it. Without a free slot, and when nil, such a
+	// transaction ends the read.
+	Unread func(Unread) error
 }
 
 // Peek calls each with every change that the slot would send next, in order,
@@ -51,12 +56,19 @@ func Peek(ctx context.Context, conn *pgx.Conn, o PeekOptions, each func(lsn even
 	if name != slot.Name {
 		defer dropCopy(ctx, conn, name)
 	}
-	n, err = peek(ctx, conn, name, o, each)
-	if sqlstate(err) == codeUndefinedObject {
-		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it, then skip what was committed before with walrelay slot advance --blind --to-now",
-			"peek slot %q: %w", o.Slot, err)
+	if o.Unread != nil && name != slot.Name {
+		n, err = peekAll(ctx, conn, slot, name, o, each)
+	} else {
+		n, err = peek(ctx, conn, name, o, each)
 	}
-	if sqlstate(err) != "" {
+	switch at := FailedAt(err); {
+	case sqlstate(err) == codeUndefinedObject:
+		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it with walrelay init --apply, then skip what was committed before with walrelay slot advance --blind --to-now",
+			"peek slot %q: %w", o.Slot, err)
+	case at != 0:
+		return n, event.Fail(event.Precondition, fmt.Sprintf("walrelay slot advance %s --blind --to-now skips everything that is committed now; with one more of max_replication_slots free, slot peek and slot advance read around it", o.Slot),
+			"peek slot %q: the change at %s cannot be decoded: %w", o.Slot, at, err)
+	case sqlstate(err) != "":
 		return n, sqlFailure(conn, err, fmt.Sprintf("peek slot %q", o.Slot))
 	}
 	return n, err

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -229,3 +230,89 @@ func TestAdvanceTakesRecordsAsAWhole(t *testing.T) {
 }
 
 func head(s string) string { return s[:min(len(s), 500)] }
+
+// undecodable makes the publication's row filter fail for an event type of no letters.
+func (r *rig) undecodable() {
+	r.t.Helper()
+	if query[int64](r, "select current_setting('server_version_num')::int8") < 150000 {
+		r.t.Fatal("row filters need Postgres 15")
+	}
+	r.exec("alter publication " + publication + " set table public.outbox where (10 / length(event_type) > 0)")
+}
+
+// The hint of the error says how to get past it: the command after the last colon, or
+// on a line of its own.
+func hinted(t *testing.T, output string) []string {
+	t.Helper()
+	for line := range strings.Lines(output) {
+		if at := strings.Index(line, "walrelay "); at >= 0 && (strings.HasPrefix(line, "hint: ") || strings.Contains(line, "hint=")) {
+			return strings.Fields(strings.TrimSpace(line[at+len("walrelay "):]))
+		}
+	}
+	t.Fatalf("no hint names a command:\n%s", output)
+	return nil
+}
+
+// A transaction that the server cannot decode stops the relay, and the hint's command
+// gets past it: what can be read is shown, and what cannot is reported as such.
+func TestUndecodableTransactionIsShownAndSkipped(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, rigOptions{})
+	r.undecodable()
+	row := func(kind, n string) string { return into + "values ('a', 'b', '" + kind + "', '" + n + "')" }
+	r.exec(row("good", "1"), row("", "2"), row("good", "3"), row("good", "4"), row("", "5"), row("", "6"), row("good", "7"))
+
+	peek := r.must(slices.Concat([]string{"slot", "peek", slot, "-o", "json"}, r.flags())...)
+	var kinds []string
+	for line := range strings.Lines(peek.Stdout) {
+		switch {
+		case strings.Contains(line, `"undecoded": true`):
+			kinds = append(kinds, "?")
+		case strings.Contains(line, `"payload":`):
+			kinds = append(kinds, strings.Trim(strings.TrimSpace(strings.SplitN(line, ":", 2)[1]), `",`))
+		}
+	}
+	if got := strings.Join(kinds, " "); got != "1 ? 3 4 ? ? 7" {
+		t.Errorf("peek shows %q\n%s%s", got, peek.Stdout, peek.Stderr)
+	}
+	table := r.must(slices.Concat([]string{"slot", "peek", slot}, r.flags())...)
+	if strings.Count(table.Stdout, "cannot be decoded") != 3 {
+		t.Errorf("got\n%s", table.Stdout)
+	}
+
+	for round := range 3 {
+		r.relay.MustStart(t)
+		if code := r.exit(quick); code != 3 {
+			t.Fatalf("round %d: exit code %d\n%s", round, code, r.relay.Output())
+		}
+		ran := r.must(slices.Concat(hinted(t, r.relay.Output()), []string{"--yes"}, r.flags())...)
+		if !strings.Contains(ran.Stderr, "unread, 1 transactions that cannot be decoded") || !strings.Contains(ran.Stdout, `"undecoded":true`) || !strings.Contains(ran.Stdout, "division by zero") {
+			t.Errorf("round %d\n%s%s", round, ran.Stdout, ran.Stderr)
+		}
+	}
+	r.relay.MustStart(t)
+	r.exec(row("good", "8"))
+	r.stored(5, quick)
+	if code := r.relay.MustStop(t, quick); code != 0 {
+		t.Errorf("exit code %d\n%s", code, r.relay.Output())
+	}
+	var got []string
+	for _, m := range r.read() {
+		got = append(got, string(m.Payload))
+	}
+	if all := strings.Join(got, " "); all != "1 3 4 7 8" {
+		t.Errorf("the stream has %s", all)
+	}
+}
+
+// exit is the code with which the relay ends by itself.
+func (r *rig) exit(limit time.Duration) int {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
+	defer cancel()
+	code, err := r.relay.Wait(ctx)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return code
+}

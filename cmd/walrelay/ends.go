@@ -125,14 +125,23 @@ type peekedLog struct {
 	options slotmgr.PeekOptions
 }
 
-func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error) {
+func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error, unread func(operate.Unread) error) (int, error) {
 	o := l.options
 	o.UpTo, o.Changes = upTo, changes
+	at := func(commit, change event.LSN) event.Position {
+		return event.Position{Timeline: l.origin.Timeline, Commit: commit, Change: change}
+	}
+	o.Unread = func(u slotmgr.Unread) error {
+		return unread(operate.Unread{Position: at(u.Commit, u.Change), End: u.End, Err: u.Err})
+	}
 	dec := replication.NewDecoder(l.origin)
 	return slotmgr.Peek(ctx, l.conn, o, func(lsn event.LSN, data []byte) error {
 		rec, err := dec.Decode(lsn, data)
-		if err != nil || rec == nil {
-			return err
+		switch {
+		case err != nil:
+			return unread(operate.Unread{Position: at(0, lsn), Err: err})
+		case rec == nil:
+			return nil
 		}
 		return each(rec)
 	})
