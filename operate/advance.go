@@ -35,12 +35,13 @@ type Advance struct {
 	Skip func(*Event) error
 
 	// Sure is asked once all are told. Its error ends the job before anything is changed.
-	Sure func(skipped int) error
+	Sure func(Advanced) error
 }
 
 // Advanced is what was done.
 type Advanced struct {
 	Skipped    int
+	Unread     int       // transactions, or changes, that cannot be decoded
 	Slot       event.LSN // where the slot is now
 	Checkpoint bool      // it was moved, too
 }
@@ -51,11 +52,11 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	var done Advanced
 	var err error
 	if a.Log != nil {
-		if done.Skipped, err = a.tell(ctx); err != nil {
+		if err = a.tell(ctx, &done); err != nil {
 			return done, err
 		}
 	}
-	if err := a.Sure(done.Skipped); err != nil {
+	if err := a.Sure(done); err != nil {
 		return done, err
 	}
 	if a.Checkpoint != nil {
@@ -67,10 +68,10 @@ func (a Advance) Run(ctx context.Context) (Advanced, error) {
 	return done, err
 }
 
-// tell reads what will be skipped, and returns how much that is.
-func (a Advance) tell(ctx context.Context) (skipped int, err error) {
+// tell reads what will be skipped, and counts it.
+func (a Advance) tell(ctx context.Context, done *Advanced) error {
 	f := filter{resume: a.Resume, mapper: a.Mapper}
-	_, err = a.Log.Read(ctx, a.To, 0, func(rec *event.Record) error {
+	_, err := a.Log.Read(ctx, a.To, 0, func(rec *event.Record) error {
 		// A transaction is sent when its commit record begins at the confirmed
 		// LSN or later (SnapBuildXactNeedsSkip).
 		if rec.Position.Commit >= a.To {
@@ -80,11 +81,17 @@ func (a Advance) tell(ctx context.Context) (skipped int, err error) {
 		if ev == nil {
 			return err
 		}
-		skipped++
+		done.Skipped++
 		return a.Skip(keep(ev, poison))
+	}, func(u Unread) error {
+		if max(u.Position.Commit, u.Position.Change) >= a.To {
+			return nil
+		}
+		done.Unread++
+		return a.Skip(u.event())
 	})
 	if errors.Is(err, errEnough) {
 		err = nil
 	}
-	return skipped, err
+	return err
 }

@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 
 	"github.com/walrelay/walrelay/event"
@@ -13,8 +14,24 @@ type Log interface {
 	// which Read returns. Transactions whose commit record begins at upTo or later
 	// may be left out; zero reads to the end. Changes ends the read at the end of the
 	// transaction in which so many are reached, zero does not. It returns how
-	// many changes there were.
-	Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error)
+	// many changes there were. What cannot be decoded is given to unread, in its place.
+	Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error, unread func(Unread) error) (int, error)
+}
+
+// Unread is what a Log cannot decode: a transaction, or with End 0 one change of it.
+type Unread struct {
+	Position event.Position
+	End      event.LSN // of the transaction's commit record
+	Err      error
+}
+
+// event stands for it among the events.
+func (u Unread) event() *Event {
+	what := "this transaction cannot be decoded"
+	if u.End == 0 {
+		what = "this change cannot be decoded"
+	}
+	return &Event{Position: u.Position, Headers: []Header{}, Undecoded: true, Poison: what + ": " + u.Err.Error()}
 }
 
 // Mapper makes events of records, as in package relay.
@@ -42,15 +59,33 @@ func (f *filter) next(rec *event.Record) (*event.Event, *event.Poison, error) {
 	ok, err := f.mapper.Map(rec, &f.ev)
 	var poison *event.Poison
 	if err != nil && !errors.As(err, &poison) {
-		return nil, nil, err
-	}
-	if !ok {
+		f.ev, poison = raw(rec), &event.Poison{Reason: event.ReasonContent, Detail: err.Error() + "; the payload is the row as it is"}
+	} else if !ok {
 		return nil, nil, nil
 	}
 	if id, ok := f.resume.Stored[rec.Position]; ok && id == string(f.ev.ID) {
 		return nil, nil, nil
 	}
 	return &f.ev, poison, nil
+}
+
+// raw is the event of a row that the mapping does not fit: with the row's values.
+func raw(rec *event.Record) event.Event {
+	ev := event.Event{Position: rec.Position, XID: rec.XID, CommitTime: rec.CommitTime}
+	if rec.Relation == nil {
+		ev.Table, ev.Payload = rec.Prefix, rec.Content
+		return ev
+	}
+	ev.Table = rec.Relation.Schema + "." + rec.Relation.Name
+	row := map[string]*string{}
+	for i, c := range rec.Relation.Columns {
+		if row[c.Name] = nil; i < len(rec.Values) && rec.Values[i] != nil {
+			text := string(rec.Values[i])
+			row[c.Name] = &text
+		}
+	}
+	ev.Payload, _ = json.Marshal(row) // of strings alone
+	return ev
 }
 
 // firstLook is how many changes Peek asks for beyond the events it wants: a
@@ -73,6 +108,12 @@ func Peek(ctx context.Context, log Log, m Mapper, r event.Resume, limit int) (ev
 				return errEnough
 			}
 			events = append(events, keep(ev, poison))
+			return nil
+		}, func(u Unread) error {
+			if len(events) == limit {
+				return errEnough
+			}
+			events = append(events, u.event())
 			return nil
 		})
 		switch {
@@ -99,10 +140,27 @@ func FindEnd(ctx context.Context, log Log, t Transaction) (event.LSN, error) {
 	var end event.LSN
 	open := false // it is this one
 	_, err := log.Read(ctx, 0, 0, func(rec *event.Record) error {
+		if end != 0 {
+			return errEnough
+		}
 		p := rec.Position
 		open = open || t.XID != 0 && rec.XID == t.XID || t.LSN != 0 && (t.LSN == p.Commit || t.LSN == p.Change || t.LSN == rec.Confirm)
 		if open && rec.Confirm != 0 { // of the commit, or of a message that is its own
 			end = rec.Confirm
+			if t.LSN == end {
+				return nil // the change of an undecodable transaction may begin there
+			}
+			return errEnough
+		}
+		return nil
+	}, func(u Unread) error {
+		p := u.Position
+		if end != 0 && t.LSN != p.Change {
+			return errEnough
+		}
+		open = open || t.LSN != 0 && (t.LSN == p.Commit || t.LSN == p.Change || t.LSN == u.End)
+		if open && u.End != 0 {
+			end = u.End
 			return errEnough
 		}
 		return nil

@@ -26,6 +26,10 @@ type Event struct {
 	Payload *string `json:"payload,omitempty"`
 	Base64  []byte  `json:"payload_base64,omitempty"`
 
+	// Undecoded says that the server cannot decode what is there: nothing but the
+	// position is known, and in Poison why.
+	Undecoded bool `json:"undecoded,omitempty"`
+
 	// Poison says why it would be parked, "" when it would be published.
 	Poison string `json:"poison,omitempty"`
 }

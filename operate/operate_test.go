@@ -18,7 +18,7 @@ type tape struct {
 	reads int
 }
 
-func (l *tape) Read(_ context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error) {
+func (l *tape) Read(_ context.Context, upTo event.LSN, changes int, each func(*event.Record) error, unread func(Unread) error) (int, error) {
 	l.reads++
 	n := 0
 	for i := 1; i <= l.rows; i++ {
@@ -137,7 +137,7 @@ func (e *endsOf) job(resume event.Resume, to event.LSN) Advance {
 	return Advance{
 		Log: &tape{rows: 8}, Mapper: byNumber{}, Checkpoint: e, Slot: e, Resume: resume, To: to,
 		Skip: func(ev *Event) error { e.log = append(e.log, ev.ID); return nil },
-		Sure: func(n int) error { e.log = append(e.log, fmt.Sprint("sure of ", n)); return nil },
+		Sure: func(a Advanced) error { e.log = append(e.log, fmt.Sprint("sure of ", a.Skipped)); return nil },
 	}
 }
 
@@ -170,7 +170,7 @@ func TestAdvanceChangesNothingAfterAFailure(t *testing.T) {
 		want   string
 	}{
 		"audit":      {func(a *Advance, _ *endsOf) { a.Skip = func(*Event) error { return no } }, ""},
-		"not sure":   {func(a *Advance, _ *endsOf) { a.Sure = func(int) error { return no } }, "1"},
+		"not sure":   {func(a *Advance, _ *endsOf) { a.Sure = func(Advanced) error { return no } }, "1"},
 		"checkpoint": {func(_ *Advance, e *endsOf) { e.fail = no }, "1,sure of 1,checkpoint 0/D"},
 	} {
 		var e endsOf

@@ -130,6 +130,12 @@ func TestIDOfTheLastMessageIsAskedFor(t *testing.T) {
 		}, ""},
 		{"the message is gone", func(f *findings) { f.last = nil }, ""},
 		{"no id in the header", func(f *findings) { f.last.id = "" }, ""},
+		{"a message of its own", func(f *findings) {
+			f.last.position.Change, f.origin.ConfirmedFlush = f.last.position.Commit, 0x3008
+		}, "id-9"},
+		{"one whose record may begin before", func(f *findings) {
+			f.last.position.Change, f.origin.ConfirmedFlush = f.last.position.Commit, 0x3000
+		}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := usual()

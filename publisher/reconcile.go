@@ -577,7 +577,7 @@ func (f findings) prove(d *decision, c *record) {
 // checkpoint's transaction it does, if it is of the tables that are published.
 func (f findings) recognise(d *decision, c *record) {
 	after := d.resume.After
-	if f.last == nil || !f.last.ours || f.last.position != after || after.Commit < f.origin.ConfirmedFlush || !f.origin.Contains(after) ||
+	if f.last == nil || !f.last.ours || f.last.position != after || !f.sendsAgain(after) || !f.origin.Contains(after) ||
 		c.Fingerprint != f.origin.Fingerprint || f.checkpoint.Fingerprint != f.origin.Fingerprint {
 		return
 	}

@@ -62,10 +62,10 @@ type session struct {
 
 	// Of the ticker while it runs.
 	hold      hold
-	settled   event.Checkpoint // the newest taken from the ledger
-	recorded  event.LSN        // the newest that a checkpoint covers
-	recordAt  time.Time        // when the last checkpoint was written
-	confirmed event.LSN        // last given to source.Confirm
+	settled   boundary  // taken from the ledger
+	recorded  event.LSN // the newest that a checkpoint covers
+	recordAt  time.Time // when the last checkpoint was written
+	confirmed event.LSN // last given to source.Confirm
 }
 
 // rememberLimit bounds how long a lost Postgres keeps a session.
@@ -665,12 +665,9 @@ func (s *session) stopTicker() {
 func (s *session) settle(ctx context.Context, last bool) error {
 	if last || time.Since(s.recordAt) >= recordInterval(s.o.ConfirmDelay, s.o.StatusInterval) {
 		if c, ok := s.ledger.take(s.sink.Settled()); ok {
-			s.settled = c
+			s.settled.add(c)
 		}
-		// Every place before a good one is good, too.
-		c := s.settled
-		c.Confirm = min(c.Confirm, s.vouchedFor())
-		if c.Confirm > s.recorded {
+		if c := s.settled.good(s.vouchedFor()); c.Confirm > s.recorded {
 			if err := s.sink.Checkpoint(ctx, c); err != nil {
 				return onSide(sinkSide, err)
 			}

@@ -115,29 +115,40 @@ func startFailure(conf *pgconn.Config, slot, doing string, err error) error {
 }
 
 // streamFailure explains an error that the server sent in the stream.
-func streamFailure(publications []string, pg *pgconn.PgError) error {
+func streamFailure(slot string, publications []string, pg *pgconn.PgError) error {
 	const doing = "read the replication stream"
 	switch {
 	case pg.Code == undefinedObject:
-		return event.Fail(event.Precondition, createPublication(publications, pg.Message), "%s: %w", doing, pg)
+		return event.Fail(event.Precondition, createPublication(slot, publications, pg.Message), "%s: %w", doing, pg)
 	case pg.Code == insufficientPrivilege:
 		return event.Fail(event.Precondition, "the publication's row filter needs a privilege that the role lacks", "%s: %w", doing, pg)
 	case strings.HasPrefix(pg.Code, classDataException):
-		return event.Fail(event.Precondition, "a row cannot be sent, most likely because the publication's row filter raises an error for it: mend the filter, or skip the row's transaction with walrelay slot advance", "%s: %w", doing, pg)
+		return event.Fail(event.Precondition, "a row cannot be sent, most likely because the publication's row filter raises an error for it: correct the filter, or skip the row's transaction:\n"+advancePast(slot, pg), "%s: %w", doing, pg)
 	}
 	return fmt.Errorf("%s: %w", doing, pg)
 }
 
+// advancePast is the command that skips what the server cannot decode. It names the change
+// in the context of the error (output_plugin_error_callback in logical.c).
+func advancePast(slot string, pg *pgconn.PgError) string {
+	if all := lsnText.FindAllString(pg.Where, -1); len(all) > 0 {
+		return fmt.Sprintf("walrelay slot advance %s --past-transaction %s", slot, all[len(all)-1])
+	}
+	return fmt.Sprintf("walrelay slot peek %s shows it, and walrelay slot advance %s --past-transaction LSN skips it", slot, slot)
+}
+
+var lsnText = regexp.MustCompile(`\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b`)
+
 // skippedPublication is the failure behind the warning with which Postgres 18
 // tells that it leaves out the rows of a publication that does not exist.
-func skippedPublication(publications []string, n *pgconn.Notice) error {
-	return event.Fail(event.Precondition, createPublication(publications, n.Message),
+func skippedPublication(slot string, publications []string, n *pgconn.Notice) error {
+	return event.Fail(event.Precondition, createPublication(slot, publications, n.Message),
 		"read the replication stream: rows are left out: %w", (*pgconn.PgError)(n))
 }
 
 // createPublication names the publication that message speaks of, or all of
 // them where the message does not say.
-func createPublication(publications []string, message string) string {
+func createPublication(slot string, publications []string, message string) string {
 	name := ""
 	for _, p := range publications {
 		if strings.Contains(message, `"`+p+`"`) {
@@ -145,9 +156,9 @@ func createPublication(publications []string, message string) string {
 		}
 	}
 	if name == "" {
-		return "create the missing one of the publications " + quoteList(publications) + ": walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or make the slot anew"
+		return "create the missing one of the publications " + quoteList(publications) + ": walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or replace the slot:\nwalrelay slot recover " + slot + " --yes"
 	}
-	return "CREATE PUBLICATION " + quoteIdentifier(name) + " FOR TABLE … WITH (publish = 'insert'), or walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or make the slot anew"
+	return "CREATE PUBLICATION " + quoteIdentifier(name) + " FOR TABLE … WITH (publish = 'insert'), or walrelay init --apply. One that exists was made after the slot's position, where the slot cannot see it: read through an older publication, or replace the slot:\nwalrelay slot recover " + slot + " --yes"
 }
 
 func grantReplication(conf *pgconn.Config) string {

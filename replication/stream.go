@@ -175,7 +175,7 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 		case n.File == waitsForStandby:
 			s.tell(n)
 		default:
-			return skippedPublication(s.publications, n)
+			return skippedPublication(s.origin.Slot, s.publications, n)
 		}
 		return nil
 	case *pgproto3.ParameterStatus, *pgproto3.NotificationResponse:
@@ -186,7 +186,7 @@ func (s *Stream) control(msg pgproto3.BackendMessage) error {
 		if err := s.unconverted(pg); err != nil {
 			return err
 		}
-		return streamFailure(s.publications, pg)
+		return streamFailure(s.origin.Slot, s.publications, pg)
 	case *pgproto3.CopyDone, *pgproto3.CommandComplete:
 		// The last word of a walsender that has sent and seen confirmed
 		// everything when the server shuts down (WalSndDone).

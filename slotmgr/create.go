@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,30 +27,6 @@ type CreateOptions struct {
 	// once they are known and whenever they change. It is called by the
 	// goroutine that called Create.
 	Waiting func([]Blocker)
-}
-
-// Blocker is an open transaction that a new slot waits for.
-type Blocker struct {
-	PID         int           `json:"pid"` // zero for a prepared transaction, or when it is not visible
-	Database    string        `json:"database"`
-	User        string        `json:"user"`
-	Application string        `json:"application"`
-	State       string        `json:"state"` // as in pg_stat_activity, or "prepared"
-	Since       time.Time     `json:"since"`
-	Age         time.Duration `json:"-"`
-	Query       string        `json:"query"` // its head without literals; for a prepared transaction its identifier
-}
-
-func (b Blocker) String() string {
-	who := fmt.Sprintf("pid %d", b.PID)
-	if b.State == "prepared" {
-		who = "a prepared transaction"
-	}
-	s := fmt.Sprintf("%s, open for %s in database %q", who, b.Age.Round(time.Second), b.Database)
-	if b.Query != "" {
-		s += ": " + b.Query
-	}
-	return s
 }
 
 const (
@@ -171,15 +146,10 @@ func createOrCancel(ctx context.Context, conn *pgx.Conn, o CreateOptions) error 
 	done := make(chan outcome, 1)
 	go func() { done <- create(context.WithoutCancel(ctx), conn, o) }()
 
-	var look *pgx.Conn // opened only when the creation has to wait
-	defer func() {
-		if look != nil {
-			hangUp(look)
-		}
-	}()
+	look := lookout{cfg: conn.Config(), pid: conn.PgConn().PID()}
+	defer look.end()
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	var last []Blocker
 	for {
 		select {
 		case end := <-done:
@@ -192,23 +162,11 @@ func createOrCancel(ctx context.Context, conn *pgx.Conn, o CreateOptions) error 
 				return err
 			}
 			if ctx.Err() == nil {
-				return timedOut(o, last)
+				return timedOut(o, look.last)
 			}
 			return fmt.Errorf("create slot %q: %w", o.Name, ctx.Err())
 		case <-tick.C:
-			if look == nil || look.IsClosed() {
-				look, _ = pgx.ConnectConfig(wait, conn.Config()) // without it the wait is only less telling
-			}
-			if look == nil {
-				continue
-			}
-			now, err := blockers(wait, look, conn.PgConn().PID())
-			if err != nil || len(now) == 0 {
-				continue
-			}
-			changed := !slices.EqualFunc(now, last, func(a, b Blocker) bool { return a.PID == b.PID && a.Since.Equal(b.Since) })
-			last = now
-			if changed && o.Waiting != nil {
+			if now := look.changed(wait); now != nil && o.Waiting != nil {
 				o.Waiting(now)
 			}
 		}
@@ -222,25 +180,69 @@ type outcome struct {
 	err  error
 }
 
-// create runs the statement in a transaction of its own, where the role's
-// timeouts can be put off.
+// create makes the slot. Its backend outlives a client that was killed and makes
+// whatever its statement says once the wait is over. So the wait is that of a
+// temporary slot, which goes with the session, and the one that stays is a copy
+// of it, by a statement that a killed client no longer sends. A copy is no failover
+// slot, and needs one more of max_replication_slots: without, the wait is for the
+// slot itself, and only attended keeps an orphan from making it.
 func create(ctx context.Context, conn *pgx.Conn, o CreateOptions) (end outcome) {
-	end.err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	attended(ctx, conn)
+	if !o.Temporary && !o.Failover {
+		end.err = viaTemporary(ctx, conn, o.Name)
+		if sqlstate(end.err) != codeLimitExceeded {
+			end.made = end.err == nil
+			return end
+		}
+	}
+	sql, args := "select pg_create_logical_replication_slot($1, $2, $3, false)", []any{o.Name, Plugin, o.Temporary}
+	if o.Failover {
+		sql, args = "select pg_create_logical_replication_slot($1, $2, $3, false, $4)", append(args, true)
+	}
+	end.err = untimed(ctx, conn, sql, args...)
+	end.made = end.err == nil
+	return end
+}
+
+func viaTemporary(ctx context.Context, conn *pgx.Conn, name string) error {
+	temporary := fmt.Sprintf("walrelay_create_%d", conn.PgConn().PID())
+	if err := untimed(ctx, conn, "select pg_create_logical_replication_slot($1, $2, true, false)", temporary, Plugin); err != nil {
+		return err
+	}
+	err := untimed(ctx, conn, "select pg_copy_logical_replication_slot($1, $2, false)", temporary, name)
+	for range 2 { // a late cancel can hit it
+		if untimed(ctx, conn, "select pg_drop_replication_slot($1)", temporary) == nil {
+			break
+		}
+	}
+	return err
+}
+
+// untimed runs a statement in a transaction of its own, where the role's
+// timeouts can be put off.
+func untimed(ctx context.Context, conn *pgx.Conn, sql string, args ...any) error {
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, "set local statement_timeout = 0"); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, "set local lock_timeout = 0"); err != nil {
 			return err
 		}
-		sql, args := "select pg_create_logical_replication_slot($1, $2, $3, false)", []any{o.Name, Plugin, o.Temporary}
-		if o.Failover {
-			sql, args = "select pg_create_logical_replication_slot($1, $2, $3, false, $4)", append(args, true)
-		}
 		_, err := tx.Exec(ctx, sql, args...)
-		end.made = err == nil
 		return err
 	})
-	return end
+}
+
+// attended asks the server to end the session soon after its client is gone,
+// also while a statement waits for a lock. It is best effort: a server on a system
+// that cannot report a closed connection refuses the setting.
+func attended(ctx context.Context, conn *pgx.Conn) {
+	for _, setting := range []string{
+		"client_connection_check_interval = '500ms'",
+		"tcp_keepalives_idle = 30", "tcp_keepalives_interval = 10", "tcp_keepalives_count = 3", // for a client whose host is gone
+	} {
+		_, _ = conn.Exec(ctx, "set "+setting)
+	}
 }
 
 // undo cancels a creation that is under way, and drops the slot when the
@@ -298,43 +300,4 @@ func createFailure(conn *pgx.Conn, o CreateOptions, err error) error {
 		}
 	}
 	return sqlFailure(conn, err, doing)
-}
-
-// blockers lists the transactions that the session pid waits for: the one whose
-// end it awaits just now, and every writing one that is older than its own,
-// since it awaits them in turn (SnapBuildWaitSnapshot in snapbuild.c). A role
-// without pg_read_all_stats sees the first kind only.
-func blockers(ctx context.Context, conn *pgx.Conn, pid uint32) ([]Blocker, error) {
-	rows, err := conn.Query(ctx, `
-with me as (
-	select xact_start, pg_blocking_pids(pid) as by from pg_stat_activity where pid = $1 and wait_event_type = 'Lock'
-)
-select a.pid, coalesce(a.datname::text, '') as database, coalesce(a.usename::text, '') as "user", coalesce(a.application_name, '') as application,
-	coalesce(a.state, '') as state, coalesce(a.xact_start, me.xact_start) as since,
-	extract(epoch from clock_timestamp() - coalesce(a.xact_start, me.xact_start))::float8 as seconds,
-	case when a.state is null then '' else a.query end as query
-from pg_stat_activity a, me
-where a.pid <> $1 and (a.pid = any(me.by) or a.backend_xid is not null and a.xact_start < me.xact_start)
-union all
-select 0, p.database::text, p.owner::text, '', 'prepared', p.prepared, extract(epoch from clock_timestamp() - p.prepared)::float8, p.gid
-from pg_prepared_xacts p, me
-where p.prepared < me.xact_start
-order by since, pid`, int32(pid))
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, blockerOf)
-}
-
-func blockerOf(row pgx.CollectableRow) (Blocker, error) {
-	var b Blocker
-	var seconds float64
-	err := row.Scan(&b.PID, &b.Database, &b.User, &b.Application, &b.State, &b.Since, &seconds, &b.Query)
-	b.Age = time.Duration(seconds * float64(time.Second))
-	if b.State == "prepared" {
-		b.Query = shorten(b.Query)
-	} else {
-		b.Query = queryHead(b.Query)
-	}
-	return b, err
 }

@@ -186,3 +186,18 @@ func FuzzQueryHead(f *testing.F) {
 		}
 	})
 }
+
+// A slot is made as a copy of a temporary one, as long as there is room for both.
+func TestCreateDoesWithTheLastFreeSlot(t *testing.T) {
+	pg := harness.RunPostgres(t, harness.PostgresOptions{Settings: map[string]string{"max_replication_slots": "2"}})
+	pg.MustExec(t, outboxTable)
+	conn := connect(t, pg.DSN("postgres"))
+	for _, name := range []string{"first", "second"} {
+		if slot := mustCreate(t, conn, CreateOptions{Name: name}); slot.Temporary || slot.ConfirmedFlush == 0 {
+			t.Errorf("got %+v", slot)
+		}
+	}
+	if all, err := List(t.Context(), conn, true); err != nil || len(all) != 2 {
+		t.Errorf("got slots %+v, %v", all, err)
+	}
+}

@@ -24,6 +24,11 @@ type PeekOptions struct {
 	// Changes ends the read at the end of the transaction in which so many
 	// changes are reached; zero does not.
 	Changes int
+
+	// Unread, when set, is called for a transaction that the server cannot decode, in
+	// its place, and the read goes on behind it. Without a free slot, and when nil, such a
+	// transaction ends the read.
+	Unread func(Unread) error
 }
 
 // Peek calls each with every change that the slot would send next, in order,
@@ -49,18 +54,21 @@ func Peek(ctx context.Context, conn *pgx.Conn, o PeekOptions, each func(lsn even
 		return 0, err
 	}
 	if name != slot.Name {
-		defer func() {
-			if !conn.IsClosed() { // else it is gone with the session
-				_, _ = conn.Exec(context.WithoutCancel(ctx), "select pg_drop_replication_slot($1)", name)
-			}
-		}()
+		defer dropCopy(ctx, conn, name)
 	}
-	n, err = peek(ctx, conn, name, o, each)
-	if sqlstate(err) == codeUndefinedObject {
-		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it, then skip what was committed before with walrelay slot advance --blind --to-now",
+	if o.Unread != nil && name != slot.Name {
+		n, err = peekAll(ctx, conn, slot, name, o, each)
+	} else {
+		n, err = peek(ctx, conn, name, o, each)
+	}
+	switch at := FailedAt(err); {
+	case sqlstate(err) == codeUndefinedObject:
+		return n, event.Fail(event.Precondition, "the publication has to exist before the change: make it with walrelay init --apply, then skip what was committed before with walrelay slot advance --blind --to-now",
 			"peek slot %q: %w", o.Slot, err)
-	}
-	if sqlstate(err) != "" {
+	case at != 0:
+		return n, event.Fail(event.Precondition, fmt.Sprintf("walrelay slot advance %s --blind --to-now skips everything that is committed now; with one more of max_replication_slots free, slot peek and slot advance read around it", o.Slot),
+			"peek slot %q: the change at %s cannot be decoded: %w", o.Slot, at, err)
+	case sqlstate(err) != "":
 		return n, sqlFailure(conn, err, fmt.Sprintf("peek slot %q", o.Slot))
 	}
 	return n, err
@@ -177,14 +185,4 @@ func Advanceable(ctx context.Context, conn *pgx.Conn, name string) (Slot, error)
 		return Slot{}, inUse(slot)
 	}
 	return slot, nil
-}
-
-// End is the end of the log that is safe on disk, which a slot can be advanced to.
-func End(ctx context.Context, conn *pgx.Conn) (event.LSN, error) {
-	var end int64
-	err := conn.QueryRow(ctx, `select (case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end - '0/0')::int8`).Scan(&end)
-	if err != nil {
-		return 0, sqlFailure(conn, err, "read the end of the log")
-	}
-	return event.LSN(end), nil
 }

@@ -13,7 +13,7 @@ import (
 
 // Published is one look at how the rows of tables are sent.
 type Published struct {
-	// Flushed is the end of the flushed log when the look began.
+	// Flushed is the end of the flushed log when the look began, which may lie within a record.
 	Flushed event.LSN
 	// Entries are, by schema.table, what each table is sent by: its OID with that
 	// of the publication's entry for it, which is a new one whenever the table
@@ -31,7 +31,7 @@ type Published struct {
 func LookAtPublications(ctx context.Context, conn *pgx.Conn, publications []string, tables []Table, before *Published) (Published, error) {
 	p := Published{Entries: map[string][]string{}}
 	var flushed string
-	if err := conn.QueryRow(ctx, "select pg_current_wal_flush_lsn()::text").Scan(&flushed); err != nil {
+	if err := conn.QueryRow(ctx, "select ("+walFlushed+")::text").Scan(&flushed); err != nil {
 		return p, fmt.Errorf("look at the publications: %w", err)
 	}
 	var err error

@@ -197,6 +197,10 @@ const walEnd = `case when pg_is_in_recovery()
 	then coalesce(greatest(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')
 	else pg_current_wal_lsn() end`
 
+// walFlushed is how far the WAL can be read, as SQL. pg_current_wal_flush_lsn
+// fails on a standby, whose walsenders send what is replayed.
+const walFlushed = `case when pg_is_in_recovery() then pg_last_wal_replay_lsn() else pg_current_wal_flush_lsn() end`
+
 func find(ctx context.Context, conn *pgx.Conn, name string) (Slot, bool, error) {
 	slots, err := readSlots(ctx, conn, "s.slot_name = $1", name)
 	if err != nil || len(slots) == 0 {

@@ -150,11 +150,22 @@ func (j *job) snapshot(ctx context.Context) (operate.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
-	taken, err := replication.TakeSnapshot(ctx, replicationConfig(j.cfg, j.pg, j.cfg.Slot), temporarySlot(j.cfg.Slot))
+	taken, err := replication.TakeSnapshot(ctx, replicationConfig(j.cfg, j.pg, j.cfg.Slot), temporarySlot(j.cfg.Slot), j.waiting)
 	if err != nil {
 		return nil, err
 	}
 	return &snapshot{Snapshot: taken, job: j, tables: published.Entries}, nil
+}
+
+// waiting logs which transactions the creation of the slot in session pid waits for.
+func (j *job) waiting(ctx context.Context, pid uint32) {
+	slotmgr.WatchBlockers(ctx, j.pg, pid, func(open []slotmgr.Blocker) {
+		for _, b := range open {
+			j.log.Warn("waiting for a transaction to end, so that the slot can begin", "pid", b.PID, "state", b.State,
+				"open_for", b.Age.Round(time.Second).String(), "database", b.Database, "application", b.Application, "user", b.User, "query", b.Query,
+				"hint", b.Remedy())
+		}
+	})
 }
 
 // temporarySlot is the same for every backfill of a slot, so that there can be

@@ -112,9 +112,11 @@ func (e *ends) origin(ctx context.Context, slot slotmgr.Slot) (event.Origin, err
 // log reads the slot over an ordinary connection.
 func (e *ends) log(conn *pgx.Conn, origin event.Origin) operate.Log {
 	return peekedLog{conn: conn, origin: origin, options: slotmgr.PeekOptions{
-		Slot: origin.Slot, Plugin: replication.PluginOptions(e.cfg.Publications, true),
+		Slot: origin.Slot, Plugin: plugin(e.cfg),
 	}}
 }
+
+func plugin(cfg *config.Config) []string { return replication.PluginOptions(cfg.Publications, true) }
 
 // peekedLog is an operate.Log of a slot that is not moved.
 type peekedLog struct {
@@ -123,15 +125,24 @@ type peekedLog struct {
 	options slotmgr.PeekOptions
 }
 
-func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error) (int, error) {
+func (l peekedLog) Read(ctx context.Context, upTo event.LSN, changes int, each func(*event.Record) error, unread func(operate.Unread) error) (int, error) {
 	o := l.options
 	o.UpTo, o.Changes = upTo, changes
+	at := func(commit, change event.LSN) event.Position {
+		return event.Position{Timeline: l.origin.Timeline, Commit: commit, Change: change}
+	}
+	o.Unread = func(u slotmgr.Unread) error {
+		return unread(operate.Unread{Position: at(u.Commit, u.Change), End: u.End, Err: u.Err})
+	}
 	dec := replication.NewDecoder(l.origin)
 	defer dec.Convert(l.conn.PgConn(), &l.conn.Config().Config)()
 	return slotmgr.Peek(ctx, l.conn, o, func(lsn event.LSN, data []byte) error {
 		rec, err := dec.Decode(lsn, data)
-		if err != nil || rec == nil {
-			return err
+		switch {
+		case err != nil:
+			return unread(operate.Unread{Position: at(0, lsn), Err: err})
+		case rec == nil:
+			return nil
 		}
 		return each(rec)
 	})

@@ -36,6 +36,9 @@ be in use: stop its relay first. The events that are skipped are written to stdo
 one JSON object a line, before anything is changed: keep them, to publish them later.
 Without --yes they are listed, and on a terminal it asks.
 
+A transaction that the server cannot decode is skipped unread: its line says where it
+is and why, and its events are in the table at best.
+
 --past-transaction takes the number or the LSN of a transaction, as slot peek shows them.
 Everything that was committed before it is skipped, too. The checkpoint beside the
 stream moves along, so that the relay takes the gap for intended.
@@ -149,18 +152,18 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 		job.Resume = survey.Resume
 		job.Checkpoint = checkpointOf{e.pub, origin}
 	}
-	if job.To, err = destination(ctx, conn, log, slot, t); err != nil {
+	if job.To, err = destination(ctx, conn, log, slot, t, plugin(e.cfg)); err != nil {
 		return err
 	}
 
 	if !a.yes {
 		what := "whatever lies between"
 		if !a.blind {
-			n, err := list(ctx, cmd, job, terminal)
+			found, err := list(ctx, cmd, job, terminal)
 			if err != nil {
 				return err
 			}
-			what = fmt.Sprintf("%d events", n)
+			what = amount(found)
 		}
 		err := consent{
 			ask:     fmt.Sprintf("advance slot %s from %s to %s and never publish %s?", name, slot.ConfirmedFlush, job.To, what),
@@ -174,12 +177,12 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 	enc := json.NewEncoder(cmd.OutOrStdout())
 	enc.SetEscapeHTML(false)
 	job.Skip = func(ev *operate.Event) error { return enc.Encode(ev) }
-	job.Sure = func(int) error { return nil }
+	job.Sure = func(operate.Advanced) error { return nil }
 	done, err := job.Run(ctx)
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("%d events", done.Skipped)
+	what := amount(done)
 	if a.blind {
 		what = "whatever was between"
 	}
@@ -191,7 +194,7 @@ func (a *advance) run(ctx context.Context, cmd *cobra.Command, e *ends, conn *pg
 }
 
 // destination is the LSN to advance to.
-func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slotmgr.Slot, t target) (event.LSN, error) {
+func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slotmgr.Slot, t target, plugin []string) (event.LSN, error) {
 	if t.tx != (operate.Transaction{}) {
 		return operate.FindEnd(ctx, log, t.tx)
 	}
@@ -207,38 +210,47 @@ func destination(ctx context.Context, conn *pgx.Conn, log operate.Log, slot slot
 	case t.to < slot.ConfirmedFlush:
 		return 0, event.Fail(event.Precondition, "name a later LSN", "slot %q is confirmed up to %s and cannot go back to %s", slot.Name, slot.ConfirmedFlush, t.to)
 	}
-	return t.to, nil
+	return slotmgr.Boundary(ctx, conn, slot, t.to, plugin)
+}
+
+// amount says what is skipped, and what of it nobody could read.
+func amount(a operate.Advanced) string {
+	s := fmt.Sprintf("%d events", a.Skipped)
+	if a.Unread > 0 {
+		s += fmt.Sprintf(" and, unread, %d transactions that cannot be decoded", a.Unread)
+	}
+	return s
 }
 
 // listLimit is how many of the events a list shows.
 const listLimit = 1000
 
 // list shows what would be skipped and changes nothing.
-func list(ctx context.Context, cmd *cobra.Command, job operate.Advance, terminal bool) (int, error) {
+func list(ctx context.Context, cmd *cobra.Command, job operate.Advance, terminal bool) (operate.Advanced, error) {
 	var events []*operate.Event
-	n := 0
+	var found operate.Advanced
 	job.Skip = func(ev *operate.Event) error {
 		if len(events) < listLimit {
 			events = append(events, ev)
 		}
 		return nil
 	}
-	job.Sure = func(skipped int) error {
-		n = skipped
+	job.Sure = func(all operate.Advanced) error {
+		found = all
 		return errList
 	}
 	if _, err := job.Run(ctx); !errors.Is(err, errList) {
-		return 0, err
+		return found, err
 	}
 	w := cmd.OutOrStdout()
 	if terminal {
 		w = cmd.ErrOrStderr() // stdout is for the audit
 	}
 	if err := writeEvents(w, events); err != nil {
-		return 0, err
+		return found, err
 	}
-	if n > len(events) {
+	if n := found.Skipped + found.Unread; n > len(events) {
 		cmd.PrintErrf("and %d more\n", n-len(events))
 	}
-	return n, nil
+	return found, nil
 }

@@ -23,7 +23,10 @@ func slotPeekCommand(p *process) *cobra.Command {
 		Use: "peek [name] [flags]", Short: "Show the events that are published next",
 		Long: `Shows the events that the relay would publish next, and consumes none: those that the
 slot sends and the stream does not hold. It works while the relay runs, on a temporary
-copy of the slot, which takes one more of max_replication_slots.`,
+copy of the slot, which takes one more of max_replication_slots.
+
+A transaction that the server cannot decode, or a row that the mapping does not fit, is
+shown as such, with the reason in the place of the payload.`,
 		Example: `  walrelay slot peek
   walrelay slot peek orders --limit 100 -o json`,
 		Args: atMost(1),
@@ -100,7 +103,10 @@ func writeEvents(w io.Writer, events []*operate.Event) error {
 		if e.Payload == nil {
 			text = "(no text)"
 		}
-		if e.Poison != "" {
+		switch {
+		case e.Undecoded:
+			text = "(" + head(e.Poison) + ")"
+		case e.Poison != "":
 			text = "(" + head(e.Poison) + ") " + text
 		}
 		rows = append(rows, []string{
