@@ -95,9 +95,19 @@ func TestWhatNamesAServer(t *testing.T) {
 		dsn, env string
 		unnamed  bool
 	}{
-		{"", "", true}, {"postgres://", "", true}, {"sslmode=disable", "", true}, {"", "PGPASSWORD=x", true}, {"", "PGHOST=", true},
-		{"", "PGHOST=h", false}, {"", "PGDATABASE=d", false}, {"", "PGUSER=u", false}, {"", "PGPORT=5433", false}, {"", "PGHOSTADDR=127.0.0.1", false},
-		{"postgres:///d", "", false}, {"user=u", "", false}, {"hostaddr=127.0.0.1", "", false},
+		{"", "", true},
+		{"postgres://", "", true},
+		{"sslmode=disable", "", true},
+		{"", "PGPASSWORD=x", true},
+		{"", "PGHOST=", true},
+		{"", "PGHOST=h", false},
+		{"", "PGDATABASE=d", false},
+		{"", "PGUSER=u", false},
+		{"", "PGPORT=5433", false},
+		{"", "PGHOSTADDR=127.0.0.1", false},
+		{"postgres:///d", "", false},
+		{"user=u", "", false},
+		{"hostaddr=127.0.0.1", "", false},
 	} {
 		cfg := mustLoad(t, "", []string{c.env}, "--dsn", c.dsn)
 		if cfg.Unnamed != c.unnamed {
