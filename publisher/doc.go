@@ -33,6 +33,7 @@
 // | ack.go       | replies and error codes                                    |
 // | gather.go    | many acks with one read                                    |
 // | reconcile.go | the decision where to go on, without I/O                   |
+// | gone.go      | which events are stored though their messages are gone      |
 // | checkpoint.go| the record beside the stream                               |
 // | stored.go    | which events the stream holds, for backfill and recovery   |
 // | shared.go    | what is decided otherwise on a stream with other writers    |

@@ -11,7 +11,7 @@ import (
 	"github.com/walrelay/walrelay/event"
 )
 
-// Unread is a transaction that the server cannot decode. Whoever reads the slot gets
+// Unread is a transaction that the server cannot decode. Each read of the slot ends with
 // the same error at every try, until the slot is advanced past it.
 type Unread struct {
 	Change event.LSN // of the change that fails

@@ -234,6 +234,8 @@ func begin(conn net.Conn) error {
 		switch word, _, _ := strings.Cut(q.String, " "); word {
 		case "SHOW":
 			err = row("logical")
+		case "SET":
+			err = send(&pgproto3.CommandComplete{CommandTag: []byte("SET")}, ready)
 		case "IDENTIFY_SYSTEM":
 			err = row("7123456789012345678", "1", "0/9000", "orders")
 		default:
