@@ -512,7 +512,7 @@ func TestPruneRefusesBadInput(t *testing.T) {
 		{"--older-than 7d --yes --table none --messages", "no outbox table"},
 		{"--older-than 7d --yes --table a --table b --archive x", "--archive takes the rows of one table"},
 	} {
-		ran := harness.MustRun(t, nil, append([]string{"prune"}, strings.Fields(c.args)...)...)
+		ran := harness.MustRun(t, nil, append([]string{"prune", "--dsn", "host=127.0.0.1 user=relay"}, strings.Fields(c.args)...)...)
 		if ran.Code != 2 || !strings.Contains(ran.Stderr, c.text) || !strings.Contains(ran.Stderr, "hint: ") {
 			t.Errorf("prune %s: exit code %d\n%s", c.args, ran.Code, ran.Stderr)
 		}
