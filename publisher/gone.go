@@ -142,10 +142,9 @@ func (f findings) afterCheckpoint(d decision, c *record) (decision, error) {
 // headerRollup with an unknown value keeps a message from being stored: the server refuses it, after
 // it has looked for the Nats-Msg-Id (processJetStreamMsg, checkMsgHeadersPreClusteredProposal).
 const (
-	headerRollup   = "Nats-Rollup"
-	neverStored    = "walrelay-recall"
-	codeRollup     = 10111 // JSStreamRollupFailedF
-	codeDuplicated = 10158 // JSStreamDuplicateMessageConflict: the original is not stored yet
+	headerRollup = "Nats-Rollup"
+	neverStored  = "walrelay-recall"
+	codeRollup   = 10111 // JSStreamRollupFailedF
 )
 
 // recalled is what is known of events whose messages are gone.

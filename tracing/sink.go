@@ -53,7 +53,6 @@ func (s *sink) Resume(ctx context.Context, origin event.Origin) (event.Resume, e
 	if err != nil {
 		return r, err
 	}
-	s.count = 0
 	s.running.Go(s.look)
 	return r, nil
 }

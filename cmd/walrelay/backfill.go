@@ -187,20 +187,28 @@ func (s *snapshot) Rows(ctx context.Context) (operate.Rows, error) {
 	return s.job.rows(ctx, s.Name)
 }
 
+// fit refuses tables that the mapping does not fit, before a reader takes all of their rows for poison.
+func fit(ctx context.Context, conn *pgx.Conn, m *outbox.Mapper, tables []outbox.Table) error {
+	for _, t := range tables {
+		cols, err := outbox.Inspect(ctx, conn, t)
+		if err == nil {
+			err = m.Check(t, cols)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (j *job) rows(ctx context.Context, snapshot string) (*rows, error) {
 	conn, err := slotmgr.Connect(ctx, j.pg)
 	if err != nil {
 		return nil, err
 	}
-	for _, t := range j.outboxes {
-		cols, err := outbox.Inspect(ctx, conn, t)
-		if err == nil {
-			err = j.mapper.Check(t, cols) // else every row would be parked
-		}
-		if err != nil {
-			hangUp(conn)
-			return nil, err
-		}
+	if err := fit(ctx, conn, j.mapper, j.outboxes); err != nil {
+		hangUp(conn)
+		return nil, err
 	}
 	r, err := outbox.OpenReader(ctx, conn, snapshot, j.outboxes, j.cfg.BackfillOrder, j.cfg.Publications)
 	if err != nil {

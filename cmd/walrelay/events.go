@@ -63,14 +63,10 @@ Without --id it takes the newest rows.`,
 			}
 			all := []preview{}
 			err = connected(cmd.Context(), cfg, func(ctx context.Context, conn *pgx.Conn) error {
+				if err := fit(ctx, conn, mapper, outboxes); err != nil {
+					return err
+				}
 				for _, t := range outboxes {
-					cols, err := outbox.Inspect(ctx, conn, t)
-					if err == nil {
-						err = mapper.Check(t, cols) // else every row would look parked
-					}
-					if err != nil {
-						return err
-					}
 					rows, err := outbox.Rows(ctx, conn, t, sel)
 					if err != nil {
 						return err
